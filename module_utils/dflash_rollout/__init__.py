@@ -1,0 +1,1 @@
+"""What the modules do: pure functions, standard library only, no Ansible inside."""
