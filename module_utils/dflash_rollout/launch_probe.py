@@ -1,0 +1,270 @@
+"""The dry launch, as it runs inside the vLLM venv: `python -I -B - CONFIG < launch_probe.py`.
+
+Sent on stdin by `launch_check.py`, so it can import nothing of this package; it is the one file here that imports
+vLLM and torch. It does what `vllm serve --config CONFIG` does up to the point where a GPU is needed, and then builds
+vLLM's own drafter class on torch's meta device and has it load the tensors that the header of the drafter's file
+promises. No GPU memory, no network, no port. Its answer is one JSON object between `BEGIN` and `END` on stdout;
+everything else that it prints is vLLM's log. Written against vLLM 0.20.1.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+
+BEGIN = "<<<launch-probe "
+END = " launch-probe>>>"
+
+
+class ProbeError(Exception):
+    """A finding of this probe itself, already written as a sentence."""
+
+
+def parse(config: str):
+    """Parse and validate as `vllm serve --config CONFIG` does; returns argparse's namespace.
+
+    The steps are those of vllm/entrypoints/cli/main.py, cli/serve.py and openai/api_server.py:setup_server.
+    """
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.entrypoints.openai.api_server import validate_api_server_args
+    from vllm.entrypoints.utils import cli_env_setup
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class RaisingParser(FlexibleArgumentParser):
+        def error(self, message):
+            raise ProbeError(f"vllm serve: {message}")
+
+    cli_env_setup()
+    parser = RaisingParser()
+    serve = ServeSubcommand()
+    serve.subparser_init(parser.add_subparsers(dest="subparser"))
+    args = parser.parse_args(["serve", "--config", config])
+    serve.validate(args)
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+    if args.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+    validate_api_server_args(args)
+    return args
+
+
+def engine_config(args):
+    """vLLM's own engine config, with the token budget and every cross-check in it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    speculative = config.speculative_config
+    if speculative is None or speculative.method != "dflash":
+        method = None if speculative is None else speculative.method
+        raise ProbeError(f"the launch does not draft with DFlash: speculative-config's method is {method!r}")
+    return config
+
+
+def aux_layers(config) -> list[int]:
+    """The target layers whose output the drafter gets, from vLLM's own code; refuses ids no target layer has.
+
+    Id k is what goes into target layer k, so n is the output of the last of n layers. vLLM collects by
+    membership in layer order: an id beyond n, or one out of order, would silently feed fc the wrong features.
+    """
+    from types import SimpleNamespace
+
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    runner = SimpleNamespace(speculative_config=config.speculative_config)
+    layers = GPUModelRunner._get_eagle3_aux_layers_from_config(runner)
+    if not layers:
+        raise ProbeError("the drafter's config.json names no target layers (eagle_aux_hidden_state_layer_ids)")
+    layers = list(layers)
+    target_layers = config.model_config.get_total_num_hidden_layers()
+    if not all(type(layer) is int and 0 <= layer <= target_layers for layer in layers):
+        raise ProbeError(f"auxiliary layers {layers} go beyond the target, which has {target_layers} layers")
+    if layers != sorted(set(layers)):
+        raise ProbeError(f"auxiliary layers {layers} are not in ascending order, each once")
+    return layers
+
+
+def mask_token(config) -> int:
+    """The mask token id that vLLM's proposer would use; refuses one that the target's vocabulary lacks."""
+    from types import SimpleNamespace
+
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    proposer = SimpleNamespace(
+        draft_model_config=config.speculative_config.draft_model_config, pass_hidden_states_to_model=False
+    )
+    SpecDecodeBaseProposer._init_parallel_drafting_params(proposer)
+    token, vocabulary = proposer.parallel_drafting_token_id, config.model_config.get_vocab_size()
+    if type(token) is not int or not 0 <= token < vocabulary:
+        raise ProbeError(f"mask_token_id {token!r} is not a token of the target's vocabulary of {vocabulary}")
+    return token
+
+
+def header_tensors(folder: str) -> dict:
+    """name -> meta tensor of the shape and dtype that the safetensors headers in `folder` state; reads no payload."""
+    import torch
+    from safetensors import safe_open
+
+    dtypes = {
+        "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
+        "F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
+        "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    }  # fmt: skip
+    files = sorted(glob.glob(os.path.join(glob.escape(folder), "*.safetensors")))
+    if not files:
+        raise ProbeError(f"no safetensors file in the drafter's folder {folder}")
+    tensors = {}
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (not a dict)
+                part = weights.get_slice(name)
+                if part.get_dtype() not in dtypes:
+                    raise ProbeError(f"tensor {name} has dtype {part.get_dtype()}, which this check does not know")
+                tensors[name] = torch.empty(part.get_shape(), dtype=dtypes[part.get_dtype()], device="meta")
+    return tensors
+
+
+def load_drafter(config, layers: list[int]) -> dict:
+    """Build vLLM's drafter class on the meta device and have it load the file's tensors; every byte is accounted for.
+
+    With tensor parallelism this builds the whole drafter as one rank (a group of one over gloo): the sum of what
+    the ranks would hold. That each rank's share comes out whole is checked by the engine config.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.model_loader.utils import get_model_architecture
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    speculative = config.speculative_config
+    drafter_class, _ = get_model_architecture(speculative.draft_model_config)
+    tensors = header_tensors(speculative.draft_model_config.model)
+
+    def storage(tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
+    class Copies(TorchDispatchMode):
+        """Counts the elements copied between storages: a name in a set of loaded ones would hide a missing shard."""
+
+        def __init__(self):
+            super().__init__()
+            self.into, self.out_of = {}, {}
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.copy_.default:
+                target, source = args[0], args[1]
+                self.into[storage(target)] = self.into.get(storage(target), 0) + target.numel()
+                self.out_of[storage(source)] = self.out_of.get(storage(source), 0) + source.numel()
+            return function(*args, **(kwargs or {}))
+
+    torch.distributed.init_process_group(
+        backend="gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        with set_current_vllm_config(config):
+            parallel_state.init_distributed_environment(
+                world_size=1, rank=0, local_rank=0, distributed_init_method="unused", backend="gloo"
+            )
+            parallel_state.initialize_model_parallel(backend="gloo")
+            with set_default_torch_dtype(speculative.draft_model_config.dtype), torch.device("meta"):
+                drafter = drafter_class(vllm_config=config)
+                with Copies() as copies:
+                    try:
+                        drafter.load_weights(iter(tensors.items()))
+                    except KeyError as error:
+                        raise ProbeError(f"the drafter as config.json describes it has no parameter {error}") from error
+    finally:
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+
+    # The drafter uses the target's embedding and head unless its file brings its own.
+    shared = tuple(part for part in ("embed_tokens", "lm_head") if not any(part in name for name in tensors))
+    incomplete = [
+        name
+        for name, parameter in drafter.named_parameters()
+        if copies.into.get(storage(parameter), 0) != parameter.numel() and not any(part in name for part in shared)
+    ]
+    loaded = [name for name, tensor in tensors.items() if copies.out_of.get(storage(tensor), 0) >= tensor.numel()]
+    if incomplete:
+        raise ProbeError(
+            f"the drafter's file does not fill {len(incomplete)} of vLLM's parameters: {', '.join(incomplete[:4])}"
+        )
+    if len(loaded) != len(tensors):
+        unused = sorted(set(tensors) - set(loaded))
+        raise ProbeError(f"vLLM does not use {len(unused)} tensors of the drafter's file: {', '.join(unused[:4])}")
+    features = len(layers) * config.model_config.get_hidden_size()
+    if drafter.model.fc.input_size != features:
+        raise ProbeError(
+            f"{len(layers)} auxiliary layers of the target's width {config.model_config.get_hidden_size()} "
+            f"are {features} features, but the drafter's fc takes {drafter.model.fc.input_size}"
+        )
+    backends = sorted({layer.self_attn.attn.attn_backend.get_name() for layer in drafter.model.layers})
+    return {
+        "drafter_class": drafter_class.__name__,
+        "tensors_loaded": len(loaded),
+        "tensors_expected": len(tensors),
+        "attention_backend": ", ".join(backends),
+    }
+
+
+def main(config_path: str) -> dict:
+    """Run the phases in order; returns the answer, or the phase that failed with its traceback."""
+    started = time.monotonic()
+    phase = "import"
+    answer: dict = {}
+    try:
+        from importlib.metadata import version
+
+        import torch
+
+        answer["vllm_version"] = version("vllm")
+        phase = "parse"
+        args = parse(config_path)
+        phase = "engine config"
+        config = engine_config(args)
+        answer |= {
+            "scheduled_tokens": config.scheduler_config.max_num_scheduled_tokens,
+            "max_model_len": config.model_config.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "kv_cache_dtype": config.cache_config.cache_dtype,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "num_speculative_tokens": config.speculative_config.num_speculative_tokens,
+        }
+        phase = "aux layers"
+        answer["aux_layers"] = aux_layers(config)
+        phase = "mask token"
+        answer["mask_token_id"] = mask_token(config)
+        phase = "weights"
+        answer |= load_drafter(config, answer["aux_layers"])
+        answer["ok"] = True
+    except ProbeError as error:
+        answer |= {"ok": False, "phase": phase, "error": str(error)}
+    except (Exception, SystemExit):
+        answer |= {"ok": False, "phase": phase, "error": traceback.format_exc()}
+    else:
+        answer["cuda_initialized"] = torch.cuda.is_initialized()
+    usage = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    answer["max_rss_mib"] = max(usage) // 1024
+    answer["probe_seconds"] = round(time.monotonic() - started, 1)
+    return answer
+
+
+if __name__ == "__main__":
+    # Before vLLM is imported: it reads these then. Bytecode is not written by its helper processes either.
+    os.environ.update(
+        HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", PYTHONDONTWRITEBYTECODE="1", GLOO_SOCKET_IFNAME="lo"
+    )
+    result = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(1, f"\n{BEGIN}{json.dumps(result)}{END}\n".encode())
