@@ -1,0 +1,129 @@
+#!/usr/bin/python
+"""Ansible module: what serves on this host now. Read only."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: serving_info
+short_description: What serves on a GPU host now
+description:
+  - Reads what the switch decided last, the state of a unit, who listens on a port and which model answers there.
+  - Read only; runs in check mode as well.
+author: the roll-out's authors (@vllm-dflash-rollout)
+options:
+  unit:
+    description: The unit that is expected to serve, with its suffix. Needed before the first switch, when C(serving.json) is
+      not there yet; where it is, the unit that it names is described.
+    type: str
+  port:
+    description: The port to look at. Left out, the port of the server that C(serving.json) names.
+    type: int
+  host:
+    description: The address at which the server is asked.
+    type: str
+    default: 127.0.0.1
+  state_dir:
+    description: Where the switch keeps its state.
+    type: path
+    default: /var/lib/vllm-dflash
+  prove:
+    description: Also prove the server by completions.
+    type: bool
+    default: false
+  proof_timeout_s:
+    description: For the whole proof.
+    type: float
+    default: 120.0
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing anyway.
+  diff_mode:
+    support: none
+    description: Changes nothing.
+"""
+
+EXAMPLES = r"""
+- name: Ask what serves now
+  serving_info:
+    unit: sglang.service
+    port: 30000
+    prove: true
+  register: serving
+"""
+
+RETURN = r"""
+serving:
+  description: The server that C(serving.json) names, or null where no switch was confirmed yet.
+  type: dict
+  returned: always
+previous:
+  description: The server before it, or null.
+  type: dict
+  returned: always
+unit:
+  description: The state of the unit.
+  type: dict
+  returned: always
+  sample: {unit: sglang.service, load_state: loaded, active_state: active, sub_state: running, main_pid: 812, restarts: 0,
+    control_group: /system.slice/sglang.service, invocation_id: 9b…, result: success, enabled: enabled, job: 0, running: true}
+listeners:
+  description: Who listens on the port.
+  type: list
+  elements: dict
+  returned: always
+  sample: [{address: 0.0.0.0, port: 30000, pid: 812, user: root, command: python3 -m sglang.launch_server, unit: sglang.service}]
+listens_in_unit:
+  description: Whether somebody listens on the port and all who do belong to the unit.
+  type: bool
+  returned: always
+model_ids:
+  description: What C(/v1/models) names; null when it doesn't answer.
+  type: list
+  elements: str
+  returned: always
+proof:
+  description: The proof by completions.
+  type: dict
+  returned: when O(prove)
+  sample: {proved: true, problem: null, model_id: Qwen3.6-27B, seconds: 1.2, completions: [{seconds: 0.4, characters: 41}]}
+switch:
+  description: The record of the running or the last switch, or null.
+  type: dict
+  returned: always
+switch_running:
+  description: Whether an order is there that has not ended.
+  type: bool
+  returned: always
+advice:
+  description: What the operator should do, in a sentence; empty when nothing.
+  type: str
+  returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.dflash_rollout.errors import RolloutError
+from ansible.module_utils.dflash_rollout.serving import inspect_serving
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "unit": {"type": "str"},
+            "port": {"type": "int"},
+            "host": {"type": "str", "default": "127.0.0.1"},
+            "state_dir": {"type": "path", "default": "/var/lib/vllm-dflash"},
+            "prove": {"type": "bool", "default": False},
+            "proof_timeout_s": {"type": "float", "default": 120.0},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        module.exit_json(changed=False, **inspect_serving(**module.params))
+    except RolloutError as error:
+        module.fail_json(msg=str(error))
+
+
+if __name__ == "__main__":
+    main()
