@@ -34,9 +34,14 @@ def up(args: argparse.Namespace) -> int:
         raise machine.BedError(f"{args.bed} is the name of the bed that builds the release layer")
     machine.install_packages()
     begin = time.monotonic()
-    images = layer.ensure_layer(args.command) if args.layer else [base.ensure_base()]
-    with hosts.bed_lock(args.bed), machine.lock(hosts.IMAGES, shared=True):
-        bed = hosts.up(args.bed, args.hosts, images, sglang=args.sglang, outside=args.outside)
+
+    def images() -> list[Path]:
+        return layer.ensure_layer(args.command) if args.layer else [base.ensure_base()]
+
+    with hosts.bed_lock(args.bed):
+        bed = hosts.up(
+            args.bed, args.hosts, images, layer=args.layer, sglang=args.sglang, outside=args.outside
+        )
     machine.log(f"bed {args.bed} is up ({time.monotonic() - begin:.1f} s): {bed.run / 'inventory.yml'}")
     print(bed.run / "inventory.yml")
     return 0

@@ -57,6 +57,7 @@ FILES = {
     "etc/ssh/sshd_config.d/10-testbed.conf": (
         "HostKey /etc/ssh/ssh_host_ed25519_key\nPasswordAuthentication no\nMaxStartups 100\nMaxSessions 100\n"
     ),
+    "etc/default/locale": "LANG=C.UTF-8\n",
     # The journal of a host outlives its reboots and power cuts, and no line is dropped in a burst.
     "etc/systemd/journald.conf.d/10-testbed.conf": (
         "[Journal]\nStorage=persistent\nSystemMaxUse=256M\nRateLimitIntervalSec=0\n"

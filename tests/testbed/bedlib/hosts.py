@@ -17,12 +17,14 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from . import network
 from .base import ensure_driver, extra_certificates, multiarch, ssh_key
 from .machine import (
     CACHE,
+    CGROUP,
     RUN,
     TESTBED,
     BedError,
@@ -67,6 +69,7 @@ class Bed:
     subnet: str
     hosts: list[Host]
     images: list[str]  # directories with tree/, uppermost first
+    layer: bool  # is the release layer among them
     sglang: bool
     outside: bool
     disks: str
@@ -121,19 +124,22 @@ def bed_lock(name: str) -> contextlib.AbstractContextManager[bool]:
 # --- up ----------------------------------------------------------------------------------------------
 
 
-def up(name: str, count: int, images: list[Path], *, sglang: bool, outside: bool) -> Bed:
+def up(
+    name: str, count: int, images: Callable[[], list[Path]], *, layer: bool, sglang: bool, outside: bool
+) -> Bed:
     """Boot what of the bed isn't running, wait until every host answers ssh, write inventory and ssh_config.
 
-    Call with bed_lock(name) held, and with IMAGES held shared if the bed is new.
+    `images` is called for a new bed only: a bed that is up keeps the images it has, newer ones or not.
+    Call with bed_lock(name) held.
     """
     bed = load(name)
-    wanted = {"hosts": count, "images": [str(i) for i in images], "sglang": sglang, "outside": outside}
+    wanted = {"hosts": count, "layer": layer, "sglang": sglang, "outside": outside}
     if bed is None:
-        bed = _new_bed(name, **wanted)
+        bed = _new_bed(name, images, **wanted)
     else:
         found = {**{key: getattr(bed, key) for key in wanted}, "hosts": len(bed.hosts)}
         if found != wanted:
-            raise BedError(f"bed {name} is up as {found}, wanted {wanted}; run: bed.py down {name}")
+            raise BedError(f"bed {name} is up with {found}, wanted {wanted}; first: bed.py down {name}")
     network.raise_bridge(bed.bridge, bed.subnet)
     if bed.outside:
         with lock(ALL_BEDS):
@@ -153,10 +159,15 @@ def up(name: str, count: int, images: list[Path], *, sglang: bool, outside: bool
     return bed
 
 
-def _new_bed(name: str, *, hosts: int, images: list[str], sglang: bool, outside: bool) -> Bed:
+def _new_bed(
+    name: str, images: Callable[[], list[Path]], *, hosts: int, layer: bool, sglang: bool, outside: bool
+) -> Bed:
     _remove_remains(name, CACHE / "beds" / name)
     tag = hashlib.sha256(name.encode()).hexdigest()[:6]
-    with lock(ALL_BEDS):
+    found = images()
+    with lock(ALL_BEDS), lock(IMAGES, shared=True):
+        if not all(image.exists() for image in found):
+            raise BedError(f"{found} just vanished: another process removes old images; try again")
         subnet = network.pick_subnet(name, [bed.subnet for bed in beds()])
         first = ipaddress.ip_network(subnet).network_address + 10
         bed = Bed(
@@ -167,7 +178,8 @@ def _new_bed(name: str, *, hosts: int, images: list[str], sglang: bool, outside:
                 Host(name=f"{name}-gpu{n}", address=str(first + n), machine=f"{tag}-gpu{n}")
                 for n in range(1, hosts + 1)
             ],
-            images=images,
+            images=[str(image) for image in found],
+            layer=layer,
             sglang=sglang,
             outside=outside,
             disks=str(CACHE / "beds" / name),
@@ -211,7 +223,6 @@ def _make_disk(bed: Bed, host: Host) -> None:
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", host.name, "-f", key)
     for soname, library in ensure_driver().items():
         _install(seed, lower, library, seed / "usr/lib" / multiarch() / soname)
-    # Without the versioned file's short name, as a driver package has it.
     _copy_host_files(seed, lower)
     _enable_units(seed, sglang=bed.sglang)
     seeded = [str(p.relative_to(seed)) for p in seed.rglob("*") if p.is_symlink() or not p.is_dir()]
@@ -373,7 +384,7 @@ def running(bed: Bed, host: Host) -> bool:
 def guest_init(bed: Bed, host: Host) -> int | None:
     """The machine's pid of the host's PID 1, if there is one."""
     for top in hierarchies():
-        payload = top / "vllm-dflash-testbed" / bed.name / host.name / "nspawn/payload"
+        payload = top / CGROUP / bed.name / host.name / "nspawn/payload"
         for group in (payload / "init.scope", payload):
             with contextlib.suppress(OSError):
                 if pids := (group / "cgroup.procs").read_text().split():
@@ -493,6 +504,7 @@ def status() -> dict[str, object]:
             "ssh_config": str(bed.run / "ssh_config"),
             "subnet": bed.subnet,
             "outside": bed.outside,
+            "layer": bed.layer,
             "sglang": bed.sglang,
             "images": bed.images,
             "hosts": {

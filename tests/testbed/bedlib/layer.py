@@ -1,4 +1,4 @@
-"""The release layer: the real vLLM, installed once by the real role, stacked under every host that wants it."""
+"""The release layer: the real vLLM, installed once by the real role, stacked under every host of a bed."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _build(layer: Path, base: Path, command: str) -> None:
     begin = time.monotonic()
     log("building the release layer: a builder host, the real install, its image (minutes, gigabytes)")
     try:
-        with hosts.bed_lock(BUILDER), lock(hosts.IMAGES, shared=True):
-            bed = hosts.up(BUILDER, 1, [base], sglang=False, outside=True)
+        with hosts.bed_lock(BUILDER):
+            bed = hosts.up(BUILDER, 1, lambda: [base], layer=False, sglang=False, outside=True)
         host = bed.hosts[0]
         installed = time.monotonic()
         code = subprocess.run(["sh", "-c", command], cwd=REPO, env=_environment(bed), check=False).returncode

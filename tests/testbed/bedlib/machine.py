@@ -125,7 +125,7 @@ def hierarchies() -> list[Path]:
 
 
 def make_cgroups(*relative: str) -> list[Path]:
-    """Make `vllm-dflash-testbed/<relative>` in each hierarchy, controllers passed down where there are any."""
+    """Make our cgroup `relative` in each hierarchy, with the controllers passed down where there are any."""
     made = []
     for top in hierarchies():
         group = top
