@@ -1,0 +1,48 @@
+# `make demo` and `make test` set up everything they need; see README.md.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
+READY := .venv/.ready
+BED := python3 tests/testbed/bed.py
+
+.PHONY: help venv lint test test-unit molecule demo demo-down lock docs
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(READY) ## the control node's environment, from hash-locked files
+
+$(READY): requirements-dev.txt roles/vllm/files/uv.txt tools/bootstrap
+	tools/bootstrap
+
+lint: $(READY) ## ruff, yamllint, ansible-lint, generated docs up to date
+	ruff check .
+	ruff format --check .
+	yamllint --strict .
+	ansible-lint --strict
+	python3 tools/variables.py --check
+
+test-unit: $(READY) ## what needs neither root nor a download beyond the venv
+	pytest tests/unit tests/modules
+
+molecule: $(READY) ## each role over ssh on booted hosts
+	tests/molecule.sh
+
+test: lint molecule ## everything: lint, molecule, unit, modules, the whole play on booted hosts
+	pytest tests/unit tests/modules tests/integration
+
+demo: $(READY) ## boot two hosts with a simulated SGLang and take them to vLLM with DFlash
+	tests/demo/up.sh
+
+demo-down: ## leave nothing of the demo behind
+	$(BED) down demo
+
+docs: $(READY) ## regenerate the variable reference from the roles' argument specs
+	python3 tools/variables.py
+
+lock: $(READY) ## resolve the control node's requirements again
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header requirements.in -o requirements.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header -c requirements.txt requirements-dev.in -o requirements-dev.txt
+	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/vllm/files/uv.in -o roles/vllm/files/uv.txt

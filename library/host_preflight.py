@@ -1,0 +1,132 @@
+#!/usr/bin/python
+# Licensed under the Apache License 2.0, see LICENSE.
+"""Ansible module: is this host fit for vLLM with DFlash."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_preflight
+short_description: Look whether a host is fit for vLLM with DFlash
+description:
+  - Looks at GPUs, driver, foreign processes on the GPUs, the port, disk, Python with its headers, compiler, systemd
+    and the target's folder, and returns every reason why the host is not fit.
+  - Reads only. Never fails because of what it finds, so that one run shows everything.
+options:
+  gpus:
+    description: Number of GPUs that the launch needs.
+    type: int
+    required: true
+  min_driver:
+    description: Oldest NVIDIA driver.
+    type: str
+    required: true
+  min_compute_capability:
+    description: Oldest GPU generation.
+    type: str
+    required: true
+  root:
+    description: Folder that receives venvs and weights.
+    type: path
+    required: true
+  needs:
+    description: What each path below O(root) takes in bytes; those that are there already count nothing.
+    type: dict
+    required: true
+  python:
+    description: Interpreter of the venv.
+    type: path
+    required: true
+  target:
+    description: Folder of the target model.
+    type: path
+    required: true
+  port:
+    description: Port of the old and the new server.
+    type: int
+    required: true
+  listeners:
+    description: Who holds the port, as M(serving_info) returns it.
+    type: list
+    elements: dict
+    default: []
+  known_units:
+    description: Units that may hold the port and GPU memory.
+    type: list
+    elements: str
+    required: true
+attributes:
+  check_mode:
+    support: full
+    description: Reads only, so it does the same in check mode.
+  diff_mode:
+    support: none
+    description: Nothing is changed.
+author:
+  - vllm-dflash-rollout
+"""
+
+EXAMPLES = r"""
+- name: Look at the host
+  host_preflight:
+    gpus: 2
+    min_driver: "580"
+    min_compute_capability: "8.0"
+    root: /opt/vllm-dflash
+    needs:
+      /opt/vllm-dflash/venvs/0123456789abcdef: 17179869184
+    python: /usr/bin/python3
+    target: /root/models/Qwen3.6-27B
+    port: 30000
+    known_units: [sglang.service]
+  register: __host
+"""
+
+RETURN = r"""
+findings:
+  description: Every reason why the host is not fit, one sentence each.
+  returned: always
+  type: list
+  elements: str
+  sample: ["NVIDIA driver: found 535.1; expected 580 or later (the wheel is built for CUDA 13). What to do: update …"]
+gpus:
+  description: The GPUs as M(gpu_info) returns them.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{index: 0, name: NVIDIA RTX A6000, memory_total_mib: 49140}]
+"""
+
+from dataclasses import asdict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.dflash_rollout.preflight import Wanted, judge, observe
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "gpus": {"type": "int", "required": True},
+            "min_driver": {"type": "str", "required": True},
+            "min_compute_capability": {"type": "str", "required": True},
+            "root": {"type": "path", "required": True},
+            "needs": {"type": "dict", "required": True},
+            "python": {"type": "path", "required": True},
+            "target": {"type": "path", "required": True},
+            "port": {"type": "int", "required": True},
+            "listeners": {"type": "list", "elements": "dict", "default": []},
+            "known_units": {"type": "list", "elements": "str", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    arguments = dict(module.params)
+    listeners = arguments.pop("listeners")
+    wanted = Wanted(**{**arguments, "known_units": tuple(arguments["known_units"]),
+                       "needs": {path: int(size) for path, size in arguments["needs"].items()}})
+    seen = observe(wanted, listeners)
+    module.exit_json(
+        changed=False, findings=[str(finding) for finding in judge(seen, wanted)], gpus=[asdict(gpu) for gpu in seen.gpus]
+    )
+
+
+if __name__ == "__main__":
+    main()

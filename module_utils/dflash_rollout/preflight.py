@@ -1,0 +1,286 @@
+"""Is this host fit? Looking (`observe`) and judging (`judge`) are apart, so that every judgement has a unit test."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+
+from .errors import RolloutError
+from .gpus import Gpu, GpuProcess, query_gpus, query_processes
+
+PYTHON_VERSIONS = ((3, 10), (3, 13))  # what the lock was resolved for
+MIN_SYSTEMD = 247  # ExecCondition= 243, Restart= of a oneshot 244, ProtectProc= 247
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+# Prints what the interpreter is; runs as an unprivileged user, since a Python under root's home works for root alone.
+_PYTHON_PROBE = (
+    "import sys, os, sysconfig, importlib.util as u;"
+    "print('%d.%d' % sys.version_info[:2], "
+    "int(os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h'))), "
+    "int(u.find_spec('ensurepip') is not None and u.find_spec('venv') is not None))"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason why the host is not fit."""
+
+    check: str
+    found: str
+    expected: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: found {self.found}; expected {self.expected}. What to do: {self.remedy}."
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the inventory asks of a host. Sizes in bytes."""
+
+    gpus: int
+    min_driver: str
+    min_compute_capability: str
+    root: str
+    needs: dict[str, int]  # path → bytes that it takes, where it isn't there yet
+    python: str
+    target: str
+    port: int
+    known_units: tuple[str, ...]
+
+
+@dataclass
+class Observed:
+    """What the host is like. None where it could not be seen, with the reason in `trouble`."""
+
+    gpus: list[Gpu] = field(default_factory=list)
+    processes: list[GpuProcess] = field(default_factory=list)
+    trouble: list[Finding] = field(default_factory=list)
+    free_bytes: int = 0
+    need_bytes: int = 0
+    filesystem: str = "/"
+    python_version: tuple[int, int] | None = None
+    python_error: str = ""
+    python_headers: bool = False
+    python_venv: bool = False
+    compiler: str | None = None
+    rsync: str | None = None
+    systemd: int | None = None
+    target_missing: list[str] = field(default_factory=list)
+    target_unreadable: str | None = None
+    listeners: list[dict] = field(default_factory=list)
+
+
+def nearest_existing(path: str) -> str:
+    """The deepest folder above `path` (or itself) that exists: the filesystem that is going to receive it."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def missing_target_files(folder: str) -> list[str]:
+    """Names that a target folder lacks: config, tokenizer, weights. The folder's own name when it isn't there."""
+    if not os.path.isdir(folder):
+        return [folder]
+    missing = [name for name in ("config.json", *TOKENIZER_FILES) if not os.path.isfile(os.path.join(folder, name))]
+    if not glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):
+        missing.append("*.safetensors")
+    return missing
+
+
+def unreadable_for_others(folder: str) -> str | None:
+    """The first file or folder below `folder` that a service user could not read, or None.
+
+    The path above `folder` doesn't count: the unit binds the folder itself into its own view.
+    """
+    for directory, _, names in os.walk(folder):
+        if os.stat(directory).st_mode & 0o5 != 0o5:
+            return directory
+        for name in names:
+            path = os.path.join(directory, name)
+            if os.path.exists(path) and not os.stat(path).st_mode & 0o4:
+                return path
+    return None
+
+
+def _run(argv: list[str], **options) -> subprocess.CompletedProcess:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, cwd="/", **options)
+
+
+def _observe_python(python: str, seen: Observed) -> None:
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    try:
+        done = _run([python, "-I", "-c", _PYTHON_PROBE], **nobody)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        seen.python_error = str(error)
+        return
+    if done.returncode:
+        seen.python_error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return
+    version, headers, venv = done.stdout.split()
+    seen.python_version = tuple(int(part) for part in version.split("."))
+    seen.python_headers, seen.python_venv = headers == "1", venv == "1"
+
+
+def observe(wanted: Wanted, listeners: list[dict]) -> Observed:
+    """Look at this host. Reads only; nothing is started, stopped or written.
+
+    `listeners` are those of the port, as `serving.inspect_serving` lists them.
+    """
+    seen = Observed(listeners=listeners)
+    try:
+        seen.gpus = query_gpus()
+        seen.processes = query_processes(seen.gpus)
+    except RolloutError as error:
+        seen.trouble.append(
+            Finding("GPUs", error.found or error.message, error.expected or "an answer of nvidia-smi", error.remedy)
+        )
+    seen.filesystem = nearest_existing(wanted.root)
+    seen.free_bytes = shutil.disk_usage(seen.filesystem).free
+    seen.need_bytes = sum(size for path, size in wanted.needs.items() if not os.path.exists(path))
+    _observe_python(wanted.python, seen)
+    seen.compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    seen.rsync = shutil.which("rsync")
+    try:
+        seen.systemd = int(_run(["systemctl", "--version"]).stdout.split()[1])
+    except (OSError, IndexError, ValueError):
+        seen.systemd = None
+    seen.target_missing = missing_target_files(wanted.target)
+    if not seen.target_missing:
+        seen.target_unreadable = unreadable_for_others(wanted.target)
+    return seen
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`580.95.05` → (580, 95, 5). Raises ValueError for anything that isn't dotted numbers."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _judge_gpus(seen: Observed, wanted: Wanted):
+    if seen.trouble:
+        return
+    names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in seen.gpus) or "none"
+    if len(seen.gpus) < wanted.gpus:
+        yield Finding(
+            "GPUs",
+            f"{len(seen.gpus)} ({names})",
+            f"{wanted.gpus}, which tensor-parallel-size asks for",
+            "lower tensor-parallel-size, or see why nvidia-smi shows fewer cards",
+        )
+    for gpu in seen.gpus:
+        if numbers(gpu.driver_version) < numbers(wanted.min_driver):
+            yield Finding(
+                "NVIDIA driver",
+                gpu.driver_version,
+                f"{wanted.min_driver} or later (the wheel is built for CUDA 13)",
+                "update the driver on this host, reboot, run preflight again",
+            )
+            break
+    for gpu in seen.gpus:
+        if numbers(gpu.compute_capability) < numbers(wanted.min_compute_capability):
+            yield Finding(
+                "compute capability",
+                f"{gpu.compute_capability} ({gpu.name})",
+                f"{wanted.min_compute_capability} or higher",
+                "DFlash needs FLASH_ATTN, which these cards don't have: leave the host out with --limit",
+            )
+            break
+    for process in seen.processes:
+        if process.unit not in wanted.known_units:
+            yield Finding(
+                "foreign process on a GPU",
+                f"pid {process.pid} of {process.user} holds {process.used_mib} MiB on GPU {process.gpu_index}: "
+                f"{process.command or process.name} (unit {process.unit or 'none'})",
+                "only processes of " + " or ".join(wanted.known_units),
+                "end it, or name its unit in sglang_unit if it is the server to replace; this roll-out kills nothing "
+                "that isn't its own",
+            )
+
+
+def _judge_python(seen: Observed, wanted: Wanted):
+    low, high = PYTHON_VERSIONS
+    expected = f"Python {low[0]}.{low[1]} to {high[0]}.{high[1]} that an unprivileged user can run"
+    if seen.python_version is None:
+        yield Finding(
+            "Python", f"{wanted.python}: {seen.python_error}", expected, "set vllm_python to the distribution's python3"
+        )
+        return
+    version = ".".join(map(str, seen.python_version))
+    if not low <= seen.python_version <= high:
+        yield Finding("Python", f"{wanted.python} is {version}", expected, "set vllm_python to another interpreter")
+    if not seen.python_venv:
+        yield Finding(
+            "venv module", f"none in {wanted.python}", "venv and ensurepip", f"apt install python{version}-venv"
+        )
+    if not seen.python_headers:
+        yield Finding(
+            "Python.h",
+            f"none for {wanted.python}",
+            "the C headers of the interpreter: Triton compiles at start",
+            f"apt install python{version}-dev",
+        )
+
+
+def _judge_target(seen: Observed, wanted: Wanted):
+    if seen.target_missing == [wanted.target]:
+        yield Finding(
+            "target", f"no folder {wanted.target}", "the target model on this host", "put it there, or set vllm_service_target"
+        )
+    elif seen.target_missing:
+        yield Finding(
+            "target",
+            f"{wanted.target} without {', '.join(seen.target_missing)}",
+            "a complete model folder",
+            "bring the missing files",
+        )
+    if seen.target_unreadable:
+        yield Finding(
+            "target",
+            f"{seen.target_unreadable} is closed to other users",
+            "files that the service user can read",
+            f"chmod -R o+rX {wanted.target}",
+        )
+
+
+def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
+    """Every reason why the host is not fit, in the order in which a person would mend them. Empty: it is fit."""
+    findings = [*seen.trouble, *_judge_gpus(seen, wanted)]
+    findings += [
+        Finding(
+            f"port {wanted.port}",
+            f"held by pid {listener['pid']} of {listener['user']}: {listener['command']} (unit {listener['unit'] or 'none'})",
+            "nobody, or " + " or ".join(wanted.known_units),
+            "end it, set rollout_port, or name its unit in sglang_unit if it is the server to replace",
+        )
+        for listener in seen.listeners
+        if listener["unit"] not in wanted.known_units
+    ]
+    if seen.free_bytes < seen.need_bytes:
+        findings.append(
+            Finding(
+                "disk",
+                f"{_gib(seen.free_bytes)} free on the filesystem of {seen.filesystem}",
+                f"{_gib(seen.need_bytes)} for {wanted.root}",
+                "free space there, or set rollout_root to another filesystem",
+            )
+        )
+    findings += _judge_python(seen, wanted)
+    if seen.compiler is None:
+        findings.append(
+            Finding("C compiler", "no cc, gcc or clang", "one: Triton compiles at start", "apt install gcc libc6-dev")
+        )
+    if seen.rsync is None:
+        findings.append(Finding("rsync", "none", "rsync, which brings the drafter", "apt install rsync"))
+    if seen.systemd is None or seen.systemd < MIN_SYSTEMD:
+        findings.append(
+            Finding("systemd", str(seen.systemd or "none"), f"{MIN_SYSTEMD} or later", "upgrade the distribution")
+        )
+    findings += _judge_target(seen, wanted)
+    return findings
