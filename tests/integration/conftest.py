@@ -1,0 +1,197 @@
+"""Booted hosts for tests. A test that can't boot them skips with the reason; in CI that is a failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BED = [sys.executable, str(ROOT / "tests" / "testbed" / "bed.py")]
+RUN = Path("/run/vllm-dflash-testbed")
+
+
+def bed(*arguments: str, timeout: float = 1800) -> str:
+    """Run one verb of the test bed; its progress goes to the terminal."""
+    return subprocess.run([*BED, *arguments], check=True, stdout=subprocess.PIPE, text=True, timeout=timeout).stdout
+
+
+@dataclass
+class Play:
+    """What `ansible-playbook` did: exit status, everything it printed, and its recap by host."""
+
+    status: int
+    output: str
+    recap: dict[str, dict[str, int]]
+
+
+@dataclass
+class Host:
+    """One booted host of a bed."""
+
+    bed: str
+    name: str
+    inventory: Path
+
+    def run(self, command: str, *, check: bool = True, timeout: float = 300) -> str:
+        """What a shell command prints, run as root over ssh."""
+        done = subprocess.run(
+            ["ssh", "-F", str(RUN / self.bed / "ssh_config"), self.name, f"sudo sh -c {shlex.quote(command)}"],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{self.name}: {command!r} ended with {done.returncode}: {done.stderr}{done.stdout}")
+        return done.stdout.strip()
+
+    def put(self, content: str | bytes, remote: str) -> None:
+        """Write a file on the host, as root."""
+        data = content if isinstance(content, bytes) else content.encode()
+        subprocess.run(
+            ["ssh", "-F", str(RUN / self.bed / "ssh_config"), self.name, f"sudo tee {shlex.quote(remote)} >/dev/null"],
+            input=data,
+            check=True,
+            timeout=300,
+        )
+
+    def module(self, name: str, *, check_mode: bool = False, **arguments) -> dict:
+        """Run one module over ssh as root and return what it returned, failed or not."""
+        argv = ["ansible", self.name, "-i", str(self.inventory), "-m", name, "-a", json.dumps(arguments)]
+        done = subprocess.run(
+            argv + (["--check"] if check_mode else []),
+            cwd=ROOT,
+            env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+        assert "=>" in done.stdout or "{" in done.stdout, done.stdout + done.stderr
+        return json.loads(done.stdout[done.stdout.index("{") :])
+
+    def show(self, unit: str, name: str) -> str:
+        """One property of a unit, as systemd shows it."""
+        return self.run(f"systemctl show --value -p {name} {unit}")
+
+    def get(self, url: str, *, body: dict | None = None, timeout: float = 30) -> dict:
+        """Ask a server on the host, from this machine, and return the JSON of its answer."""
+        argv = ["curl", "--silent", "--fail-with-body", "--noproxy", "*", "--max-time", str(timeout), f"http://{self.address}:{url}"]
+        if body is not None:
+            argv += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+        return json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+
+    @property
+    def address(self) -> str:
+        """Its address on the bed's bridge."""
+        inventory = json.loads(self.inventory.read_text())
+        return inventory["all"]["children"]["gpu_hosts"]["children"]["qwen3_6_27b_dflash"]["hosts"][self.name]["ansible_host"]
+
+    def wait(self, condition: str, seconds: float = 60) -> None:
+        """Wait until a shell command succeeds on the host."""
+        deadline = time.monotonic() + seconds
+        while subprocess.run(
+            ["ssh", "-F", str(RUN / self.bed / "ssh_config"), self.name, f"sudo sh -c {shlex.quote(condition)}"],
+            capture_output=True,
+            check=False,
+        ).returncode:
+            assert time.monotonic() < deadline, f"{self.name}: {condition!r} did not come true in {seconds} s"
+            time.sleep(0.3)
+
+
+@dataclass
+class Fleet:
+    """The hosts of one bed, and the play against them."""
+
+    hosts: list[Host]
+    drafter: Path
+
+    @property
+    def inventory(self) -> Path:
+        """The bed's own inventory."""
+        return self.hosts[0].inventory
+
+    def play(self, playbook: str = "site.yml", *options: str, **variables) -> Play:
+        """`ansible-playbook` as a user types it, with the project's inventory and the bed's."""
+        extra = {"drafter_source": str(self.drafter), **variables}
+        done = subprocess.run(
+            ["ansible-playbook", "-i", "inventory", "-i", str(self.inventory), playbook, "-e", json.dumps(extra), *options],
+            cwd=ROOT,
+            env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        recap = {}
+        for line in output.partition("PLAY RECAP")[2].splitlines()[1:]:
+            host, colon, counts = line.partition(" : ")
+            if colon:
+                recap[host.strip()] = {key: int(value) for key, value in (word.split("=") for word in counts.split())}
+        return Play(done.returncode, output, recap)
+
+
+@pytest.fixture(scope="session")
+def bootable() -> None:
+    """Images are there, or the test skips (in CI: fails) with the reason."""
+    probe = subprocess.run([*BED, "can-boot"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        reason = f"this machine can't boot hosts: {probe.stdout.strip()}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    bed("prepare")
+
+
+@pytest.fixture(scope="session")
+def small_drafter(tmp_path_factory) -> Path:
+    """The published shapes; the payload is a hole, so that nothing of it takes disk."""
+    path = tmp_path_factory.mktemp("drafter") / "model.safetensors"
+    subprocess.run([sys.executable, str(ROOT / "tests/testbed/make_drafter.py"), str(path), "--sparse"], check=True)
+    return path
+
+
+def _boot(name: str, count: int, *options: str) -> list[Host]:
+    inventory = Path(bed("up", name, "--hosts", str(count), *options).strip().splitlines()[-1])
+    return [Host(name, f"{name}-gpu{number}", inventory) for number in range(1, count + 1)]
+
+
+@pytest.fixture
+def fleet(bootable, small_drafter, request):
+    """Fresh hosts with the release layer, SGLang serving. `@pytest.mark.parametrize("fleet", [2], indirect=True)` for more than one."""
+    name = "it"
+    bed("down", name)
+    hosts = _boot(name, getattr(request, "param", 1), "--layer")
+    for host in hosts:
+        host.wait("curl -sf http://127.0.0.1:30000/v1/models")
+    yield Fleet(hosts, small_drafter)
+    bed("down", name)
+
+
+@pytest.fixture(scope="module")
+def layer_host(bootable):
+    """One host with the release layer, shared by the tests of a file; SGLang does not run."""
+    name = "lh"
+    bed("down", name)
+    yield _boot(name, 1, "--layer", "--no-sglang")[0]
+    bed("down", name)
+
+
+@pytest.fixture(scope="session")
+def full_drafter(bootable) -> Path:
+    """3.46 GB of random weights in the published shapes, kept in the test bed's cache: the demo uses the same file."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-dflash-testbed" / "drafter"
+    path = cache / "model.safetensors"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, str(ROOT / "tests/testbed/make_drafter.py"), str(path), "--full-size"], check=True)
+    return path

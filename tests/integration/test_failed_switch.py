@@ -1,0 +1,33 @@
+"""A new server that can't be proved: the one before serves again, and the play fails saying so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"exit_at_start": True}, ["ROLLED_BACK", "simulated"]),
+        ({"never_ready": True}, ["ROLLED_BACK", "ready"]),
+    ],
+    ids=["exits at start", "never ready"],
+)
+def test_sglang_serves_again(fleet, fault, words):
+    host = fleet.hosts[0]
+    host.put(json.dumps({"engine": fault}), "/etc/simulated-gpu/faults.json")
+    play = fleet.play(vllm_service_ready_timeout=40)
+    assert play.status != 0, play.output
+    for word in words:
+        assert word in play.output, play.output
+    assert host.show("sglang.service", "ActiveState") == "active"
+    answer = host.get(":30000/v1/completions", body={"model": "Qwen3.6-27B", "prompt": "x", "max_tokens": 2})
+    assert answer["choices"][0]["text"]
+    assert host.run("systemctl list-units --no-legend --state=active 'vllm-dflash@*'") == ""
+    holders = host.run("nvidia-smi --query-compute-apps=process_name --format=csv,noheader").splitlines()
+    assert holders, "SGLang holds its GPU memory again"
+    assert all("sglang" in holder for holder in holders)

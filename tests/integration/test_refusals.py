@@ -1,0 +1,105 @@
+"""Whatever is wrong before the switch: the play says what, and the server before never notices."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from .conftest import Fleet, _boot, bed
+
+pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
+
+
+@pytest.fixture(scope="module")
+def fleet(bootable, small_drafter):
+    """One host for all refusals: none of them may leave a trace."""
+    bed("down", "no")
+    hosts = _boot("no", 1, "--layer")
+    hosts[0].wait("curl -sf http://127.0.0.1:30000/v1/models")
+    yield Fleet(hosts, small_drafter)
+    bed("down", "no")
+
+
+@pytest.fixture
+def undisturbed(fleet):
+    """SGLang's main process is the same after the test as before it, and it answers."""
+    host = fleet.hosts[0]
+    before = host.show("sglang.service", "MainPID")
+    assert before != "0"
+    yield host
+    assert host.show("sglang.service", "MainPID") == before
+    assert host.get(":30000/v1/completions", body={"model": "Qwen3.6-27B", "prompt": "x", "max_tokens": 2})["choices"][0]["text"]
+
+
+def refused(play, *words: str) -> None:
+    assert play.status != 0, play.output
+    text = " ".join(play.output.split())
+    for word in words:
+        assert word in text, play.output
+
+
+def test_drafter_missing(fleet, undisturbed, tmp_path):
+    refused(fleet.play(drafter_source=str(tmp_path / "model.safetensors")), str(tmp_path), "What to do:")
+
+
+def test_drafter_truncated(fleet, undisturbed, tmp_path):
+    path = tmp_path / "model.safetensors"
+    size = os.path.getsize(fleet.drafter)
+    with fleet.drafter.open("rb") as source, path.open("wb") as target:
+        target.write(source.read(20000))
+        target.truncate(size - 1000)
+    refused(fleet.play(drafter_source=str(path)), "1000 bytes", "What to do:")
+
+
+def test_drafter_of_another_digest(fleet, undisturbed):
+    refused(fleet.play(drafter_sha256="0" * 64), "0" * 64, "What to do:")
+
+
+def test_target_folder_missing(fleet, undisturbed):
+    refused(fleet.play(vllm_service_target="/root/models/absent"), "target: found no folder /root/models/absent")
+
+
+def test_not_enough_gpu_memory(fleet, undisturbed):
+    host = fleet.hosts[0]
+    host.run("cp /etc/simulated-gpu/gpus /tmp/gpus && sed -i 's/|49140|/|24564|/' /etc/simulated-gpu/gpus")
+    try:
+        refused(fleet.play(), "GPU memory", "What to do:")
+    finally:
+        host.run("cp /tmp/gpus /etc/simulated-gpu/gpus")
+
+
+def test_port_held_by_something_else(fleet, undisturbed):
+    host = fleet.hosts[0]
+    host.run("systemd-run --unit=other-server python3 -m http.server 30001 --bind 127.0.0.1")
+    try:
+        host.wait("curl -sf http://127.0.0.1:30001/ -o /dev/null")
+        refused(fleet.play(rollout_port=30001), "port 30001: found held by pid", "other-server.service")
+    finally:
+        host.run("systemctl stop other-server")
+
+
+def test_foreign_process_on_a_gpu(fleet, undisturbed):
+    host = fleet.hosts[0]
+    host.run("systemd-run --unit=training sh -c 'echo 1 2000 > /run/simulated-gpu/holds/$$; exec sleep 600'")
+    try:
+        host.wait("nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader | grep -q 2000")
+        refused(fleet.play(), "foreign process on a GPU", "2000 MiB on GPU 1", "training.service")
+    finally:
+        host.run("systemctl stop training")
+
+
+def test_all_reasons_of_a_host_at_once(fleet, undisturbed):
+    play = fleet.play(vllm_service_target="/root/models/absent", gpu_host_min_driver="999", vllm_python="/nowhere/python3")
+    refused(play, "NVIDIA driver: found 580", "Python: found /nowhere/python3", "target: found no folder")
+
+
+def test_launch_check_failing(fleet, undisturbed):
+    arguments = {
+        "tensor-parallel-size": 2,
+        "max-model-len": 32768,
+        "language-model-only": True,
+        "max-num-seqs": 256,
+        "max-num-batched-tokens": 2048,
+    }
+    refused(fleet.play(vllm_service_args=arguments), "-1536")
