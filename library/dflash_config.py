@@ -1,0 +1,182 @@
+#!/usr/bin/python
+# Licensed under the Apache License 2.0, see LICENSE.
+"""Ansible module: the config.json of a DFlash drafter, with a source for every key."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: dflash_config
+short_description: Render the config.json of a DFlash drafter
+description:
+  - Takes the geometry from the tensor shapes, sizes of the target from its config.json, and what neither
+    says from O(profile). Nothing is guessed. What no source knows is refused, all of it in one message.
+  - Writes RV(config) to O(dest) atomically where O(dest) is given, and changes nothing when it is equal.
+options:
+  weights:
+    description:
+      - The drafter's C(.safetensors) file, its shard index, or the folder that holds either.
+    type: path
+  tensors:
+    description:
+      - What M(safetensors_info) returned as RV(ignore:tensors), to use instead of O(weights).
+      - Lets a fresh host be checked with the header read on the control node.
+    type: dict
+  target_config:
+    description:
+      - The target's C(config.json) or the folder that holds it.
+    type: path
+  target:
+    description:
+      - The target's C(config.json) as a dictionary, to use instead of O(target_config).
+    type: dict
+  dest:
+    description:
+      - Where to write the config. Without it the config is only returned.
+    type: path
+  profile:
+    description:
+      - What the operator knows of this drafter and its tensors don't say.
+      - Keys are C(mask_token_id), C(block_size), C(target_layer_ids) (counted from 0), C(layer_types),
+        C(sliding_window) (tokens), C(rope_theta), C(rms_norm_eps) and C(hidden_act).
+      - A key that the tensors or the target fix may be given as well and must then agree.
+    type: dict
+    default: {}
+  vllm_version:
+    description:
+      - The version that will serve. It decides which warnings apply.
+    type: str
+    default: 0.20.1
+extends_documentation_fragment:
+  - ansible.builtin.files
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+author:
+  - vllm-dflash-rollout
+"""
+
+EXAMPLES = r"""
+- name: Render the drafter's config
+  dflash_config:
+    weights: /opt/vllm-dflash/drafters/0123abcd/model.safetensors
+    target_config: /root/models/Qwen3.6-27B/config.json
+    dest: /opt/vllm-dflash/releases/.next/drafter/config.json
+    profile:
+      mask_token_id: 248070
+      block_size: 16
+      target_layer_ids: [1, 16, 31, 46, 61]
+      layer_types:
+        - sliding_attention
+        - sliding_attention
+        - sliding_attention
+        - sliding_attention
+        - full_attention
+      sliding_window: 2048
+      rope_theta: 10000000.0
+"""
+
+RETURN = r"""
+config:
+  description: The drafter's config, keys in the order of the file.
+  returned: success
+  type: dict
+provenance:
+  description: The source of each key; nested keys are named with a dot.
+  returned: success
+  type: dict
+  sample:
+    hidden_size: "tensors: rows of fc.weight"
+    dflash_config.mask_token_id: profile
+warnings:
+  description: What is derived rather than known, and what this vLLM version will not honour.
+  returned: success
+  type: list
+  elements: str
+environment:
+  description: Environment variables that this vLLM version needs to run this drafter.
+  returned: success
+  type: dict
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.dflash_rollout.drafter_config import read_target, render
+from ansible.module_utils.dflash_rollout.errors import RolloutError
+from ansible.module_utils.dflash_rollout.files import read_text, write_atomically
+from ansible.module_utils.dflash_rollout.safetensors import read_checkpoint, tensors_from_json
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "weights": {"type": "path"},
+            "tensors": {"type": "dict"},
+            "target_config": {"type": "path"},
+            "target": {"type": "dict"},
+            "dest": {"type": "path"},
+            "profile": {"type": "dict", "default": {}},
+            "vllm_version": {"type": "str", "default": "0.20.1"},
+        },
+        add_file_common_args=True,
+        mutually_exclusive=[("weights", "tensors"), ("target_config", "target")],
+        required_one_of=[("weights", "tensors"), ("target_config", "target")],
+        supports_check_mode=True,
+    )
+    given = module.params
+    try:
+        tensors = (
+            read_checkpoint(given["weights"]).tensors
+            if given["weights"]
+            else tensors_from_json(given["tensors"])
+        )
+        rendered = render(
+            tensors,
+            read_target(given["target_config"]) if given["target_config"] else given["target"],
+            given["profile"],
+            given["vllm_version"],
+            where=given["weights"] or "the drafter",
+            target_name=given["target_config"] or "the target's config.json",
+        )
+        result = {
+            "config": rendered.config,
+            "provenance": rendered.provenance,
+            "environment": rendered.environment,
+            "changed": False,
+        }
+        if given["dest"]:
+            result.update(write(module, given["dest"], rendered.text))
+    except RolloutError as error:
+        module.fail_json(msg=str(error))
+    for warning in rendered.warnings:
+        module.warn(warning)
+    module.exit_json(**result)
+
+
+def write(module: AnsibleModule, dest: str, text: str) -> dict[str, object]:
+    """Bring `dest` to `text` and to the wanted mode and owner; `changed` and `diff` for the result."""
+    try:
+        before = read_text(dest)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RolloutError(f"{dest} can't be read: {error}", remedy="give a file path as dest") from error
+    changed = before != text
+    if changed and not module.check_mode:
+        try:
+            write_atomically(dest, text)
+        except OSError as error:
+            raise RolloutError(
+                f"{dest} can't be written: {error.strerror}",
+                remedy=f"create {os.path.dirname(dest) or '.'} first, and check its space and permissions",
+            ) from error
+    arguments = module.load_file_common_arguments(module.params, path=dest)
+    changed = module.set_fs_attributes_if_different(arguments, changed)
+    return {
+        "changed": changed,
+        "diff": {"before_header": dest, "after_header": dest, "before": before or "", "after": text},
+    }
+
+
+if __name__ == "__main__":
+    main()

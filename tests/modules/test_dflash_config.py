@@ -1,0 +1,116 @@
+"""dflash_config as a process: writing, check mode, diff mode, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from drafters import PROFILE_27B, QWEN3_6_27B, as_json, drafter_shapes, write_sparse
+
+
+@pytest.fixture
+def args(tmp_path):
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(QWEN3_6_27B))
+    return {
+        "weights": str(write_sparse(tmp_path / "model.safetensors", drafter_shapes())),
+        "target_config": str(target / "config.json"),
+        "dest": str(tmp_path / "config.json"),
+        "profile": PROFILE_27B,
+    }
+
+
+def test_writes_once_and_then_changes_nothing(run_module, args):
+    dest = Path(args["dest"])
+    first = run_module("dflash_config", args, diff=True)
+    assert first["changed"] is True
+    assert json.loads(dest.read_text()) == first["config"]
+    assert list(first["config"])[:3] == ["architectures", "model_type", "vocab_size"]
+    assert first["config"]["eagle_aux_hidden_state_layer_ids"] == [2, 17, 32, 47, 62]
+    assert first["provenance"]["hidden_size"] == "tensors: rows of fc.weight"
+    assert first["diff"]["before"] == ""
+    assert first["diff"]["after"] == dest.read_text()
+    assert "ignores the drafter's sliding window" in str(first["warnings"])
+    assert dest.stat().st_mode & 0o777 == 0o644
+
+    before = dest.stat()
+    second = run_module("dflash_config", args, diff=True)
+    assert second["changed"] is False
+    assert second["diff"]["before"] == second["diff"]["after"]
+    assert (dest.stat().st_mtime_ns, dest.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+
+
+def test_check_mode_shows_and_writes_nothing(run_module, args):
+    result = run_module("dflash_config", args, check=True, diff=True)
+    assert result["changed"] is True
+    assert '"mask_token_id": 248070' in result["diff"]["after"]
+    assert not Path(args["dest"]).exists()
+
+
+def test_check_mode_on_a_fresh_host_takes_header_and_target_from_the_control_node(run_module, tmp_path):
+    args = {
+        "tensors": as_json(drafter_shapes()),
+        "target": QWEN3_6_27B,
+        "dest": str(tmp_path / "not" / "there" / "config.json"),
+        "profile": PROFILE_27B,
+        "mode": "0640",
+    }
+    result = run_module("dflash_config", args, check=True, diff=True)
+    assert result["changed"] is True
+    assert result["config"]["hidden_size"] == 5120
+    failed = run_module("dflash_config", args)
+    assert "can't be written" in failed["msg"]
+    assert "create" in failed["msg"]
+
+
+def test_without_dest_it_only_returns(run_module, args, tmp_path):
+    del args["dest"]
+    before = sorted(os.listdir(tmp_path))
+    result = run_module("dflash_config", args)
+    assert result["changed"] is False
+    assert result["config"]["num_hidden_layers"] == 5
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_mode_is_kept_right(run_module, args):
+    run_module("dflash_config", {**args, "mode": "0640"})
+    assert os.stat(args["dest"]).st_mode & 0o777 == 0o640
+    os.chmod(args["dest"], 0o600)
+    assert run_module("dflash_config", {**args, "mode": "0640"})["changed"] is True
+    assert run_module("dflash_config", {**args, "mode": "0640"})["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        ({"profile": {}}, ["mask_token_id, block_size, layer_types unknown", "never pad or eos"]),
+        ({"profile": {**PROFILE_27B, "mask_token_id": 248320}}, ["mask_token_id is out of range"]),
+        ({"weights": "/nowhere/model.safetensors"}, ["/nowhere/model.safetensors is not there"]),
+        ({"target_config": "/nowhere"}, ["target's config /nowhere can't be read"]),
+        ({"tensors": {"a": {}}}, ["mutually exclusive"]),
+        ({"vllm_version": "new"}, ["vllm_version is no version"]),
+    ],
+)
+def test_refusals_leave_dest_alone(run_module, args, tmp_path, change, fragments):
+    Path(args["dest"]).write_text("the config before")
+    before = sorted(os.listdir(tmp_path))
+    result = run_module("dflash_config", {**args, **change})
+    assert result["failed"] is True
+    for fragment in fragments:
+        assert fragment in result["msg"]
+    assert Path(args["dest"]).read_text() == "the config before"
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_failed_write_leaves_no_partial_file(run_module, args, tmp_path):
+    Path(args["dest"]).mkdir()
+    before = sorted(os.listdir(tmp_path))
+    result = run_module("dflash_config", args)
+    assert "can't be read" in result["msg"]
+    assert sorted(os.listdir(tmp_path)) == before
