@@ -1,0 +1,231 @@
+"""Simulated engine: `vllm serve` of the real vLLM 0.20.1, up to where weights would go to a GPU.
+
+Real: vLLM's command line, parser, validation, bound socket, engine config and Prometheus metrics. Simulated:
+the processes that hold GPU memory, the loading of weights (the files are opened and their headers checked),
+and every generated token.
+
+How well the drafter "drafts" follows from the config it is given, compared with what
+/etc/simulated-gpu/drafter.json expects. The numbers are those measured on a real GPU with a trained pair:
+    the expected mask token and captured layers     acceptance length 4.2 (the file says it)
+    every captured layer one off                    0.3 less
+    any other captured layers                       1.3
+    another mask token                              2.73
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "simulated-gpu"))
+
+import simulated_gpu
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from safetensors import safe_open
+from simulated_server import Generation, SimulatedServer
+from vllm import AsyncEngineArgs
+from vllm.entrypoints.openai.api_server import setup_server
+from vllm.logger import init_logger
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.prometheus import get_prometheus_registry
+from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+from vllm.version import __version__
+
+# Below the logger "vllm", so that it is formatted and shown as vLLM's own lines are.
+logger = init_logger("vllm.simulated_engine")
+
+OFF_BY_ONE_LOSS = 0.3
+WRONG_LAYERS = 1.3
+WRONG_MASK = 2.73
+
+
+def captured_layers(drafter_config: object) -> tuple[int, ...]:
+    """The layers that vLLM 0.20.1 takes: its own key's, else the taps as they are."""
+    layers = getattr(drafter_config, "eagle_aux_hidden_state_layer_ids", None)
+    return tuple(layers or (getattr(drafter_config, "dflash_config", None) or {}).get("target_layer_ids", ()))
+
+
+def acceptance_length(mask: object, layers: tuple[int, ...], expected: dict) -> float:
+    """Acceptance length of a drafter with this mask token and these captured layers; see the module's text."""
+    length = expected["acceptance_length"]
+    wanted = expected["aux_layers"]
+    if layers != tuple(wanted):
+        shifts = {abs(layer - right) for layer, right in zip(layers, wanted, strict=False)}
+        one_off = len(layers) == len(wanted) and shifts == {1}
+        length = length - OFF_BY_ONE_LOSS if one_off else WRONG_LAYERS
+    return length if mask == expected["mask_token_id"] else min(length, WRONG_MASK)
+
+
+class Drafting:
+    """Counts drafts so that 1 + accepted / drafts tends to the acceptance length, without chance."""
+
+    def __init__(self, length: float, drafted: int) -> None:
+        self.accepted_per_draft = min(length - 1, drafted)
+        self.drafted = drafted
+        self.drafts = 0
+        self.tokens_owed = 0.0
+
+    def generate(self, tokens: int) -> SpecDecodingStats:
+        """The counts of as many drafts as this many tokens took."""
+        stats = SpecDecodingStats.new(self.drafted)
+        self.tokens_owed += tokens
+        while self.tokens_owed > 0:
+            before, self.drafts = self.drafts, self.drafts + 1
+            accepted = int(self.drafts * self.accepted_per_draft) - int(before * self.accepted_per_draft)
+            stats.observe_draft(self.drafted, accepted)
+            self.tokens_owed -= 1 + accepted
+        return stats
+
+
+class SimulatedEngine(SimulatedServer):
+    """What vLLM does otherwise than SGLang: only its model id, /version, /metrics, another reasoning key."""
+
+    fault_key = "engine"
+    owner = "vllm"
+    reasoning_key = "reasoning"
+    checks_model_id = True
+
+    def watch(self, vllm_config: object) -> None:
+        """Set up vLLM's own metrics and, with a drafter, the counts of its drafts."""
+        self.stats = PrometheusStatLogger(vllm_config)
+        self.drafting: Drafting | None = None
+        speculative = vllm_config.speculative_config
+        if speculative is None:
+            return
+        drafter_config = speculative.draft_model_config.hf_config
+        layers = captured_layers(drafter_config)
+        mask = (getattr(drafter_config, "dflash_config", None) or {}).get("mask_token_id")
+        expected = json.loads(simulated_gpu.path_of("/etc/simulated-gpu/drafter.json").read_text("utf-8"))
+        length = acceptance_length(mask, layers, expected)
+        self.drafting = Drafting(length, speculative.num_speculative_tokens)
+        logger.info("simulated: Using auxiliary layers from speculative config: %s", layers)
+        logger.info("simulated: mask token %s, acceptance length will be %.2f", mask, length)
+
+    def get(self, path: str) -> tuple[str, bytes] | None:
+        """/version and /metrics"""
+        if path == "/version":
+            return "application/json", json.dumps({"version": __version__}).encode()
+        if path == "/metrics":
+            with self.lock:
+                self.stats.record(SchedulerStats(num_running_reqs=self.running_requests), None)
+            return CONTENT_TYPE_LATEST, generate_latest(get_prometheus_registry())
+        return None
+
+    def finished(self, generation: Generation) -> None:
+        """Record a completion as vLLM's engine would."""
+        took = time.monotonic() - generation.started
+        iteration = IterationStats()
+        iteration.num_generation_tokens = generation.length
+        iteration.prompt_token_stats.total = generation.prompt_tokens
+        iteration.finished_requests.append(
+            FinishedRequestStats(
+                finish_reason=FinishReason[generation.finish_reason.upper()],
+                e2e_latency=took,
+                num_prompt_tokens=generation.prompt_tokens,
+                num_generation_tokens=generation.length,
+                max_tokens_param=generation.length,
+                inference_time=took,
+                decode_time=took,
+                mean_time_per_output_token=took / generation.length,
+            )
+        )
+        drafts = self.drafting.generate(generation.length) if self.drafting else None
+        scheduler = SchedulerStats(num_running_reqs=self.running_requests, spec_decoding_stats=drafts)
+        self.stats.record(scheduler, iteration)
+
+
+def check_weights(folder: str) -> int:
+    """Open every weight file of a model folder as the user that serves; raises what a real load would.
+
+    Returns their bytes.
+    """
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise RuntimeError(f"Cannot find any model weights with `{folder}`")
+    for file in files:
+        with safe_open(file, framework="np"):
+            pass
+    return sum(file.stat().st_size for file in files)
+
+
+def free_mib(cards: list[simulated_gpu.Gpu]) -> list[int]:
+    """Free memory of each card."""
+    return [card.total_mib - card.used_mib() for card in cards]
+
+
+def requested_memory(cards: list[simulated_gpu.Gpu], utilization: float) -> list[int]:
+    """MiB that vLLM takes of each card. Raises its ValueError where so much isn't free."""
+    wanted = []
+    for card, free in zip(cards, free_mib(cards), strict=True):
+        wanted.append(math.ceil(card.total_mib * utilization))
+        if free < wanted[-1]:
+            raise ValueError(
+                f"Free memory on device cuda:{card.index} "
+                f"({free / 1024:.2f}/{card.total_mib / 1024:.2f} GiB) on startup "
+                f"is less than desired GPU memory utilization ({utilization}, {wanted[-1] / 1024:.2f} GiB). "
+                "Decrease GPU memory utilization or reduce GPU memory used by other processes."
+            )
+    return wanted
+
+
+def serve(args: object) -> None:
+    """In the place of ServeSubcommand.cmd: the same steps up to the engine, then the simulation."""
+    if getattr(args, "model_tag", None) is not None:
+        args.model = args.model_tag
+    if args.headless or getattr(args, "grpc", False) or args.uds or (args.api_server_count or 1) != 1:
+        raise SystemExit("simulated engine: only a single HTTP API server is simulated")
+    _, listener = setup_server(args)
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    server = SimulatedEngine(
+        listener,
+        config.model_config.served_model_name,
+        config.model_config.model,
+        config.model_config.max_model_len,
+        logger,
+    )
+    server.take_signals()
+    try:
+        load(server, config)
+        server.serve(grace_s=config.shutdown_timeout)
+    except (RuntimeError, ValueError) as error:
+        logger.error("simulated engine: %s", error)
+        raise RuntimeError(
+            "Engine core initialization failed. See root cause above. (simulated engine)"
+        ) from error
+    finally:
+        server.workers.stop()
+    logger.info("simulated: engine stopped")
+
+
+def load(server: SimulatedEngine, config: object) -> None:
+    """Take the GPU memory and check the files, as a start of the real engine does."""
+    cards = simulated_gpu.gpus()[: config.parallel_config.tensor_parallel_size]
+    if len(cards) < config.parallel_config.tensor_parallel_size:
+        raise ValueError(f"tensor parallel size is larger than the {len(cards)} simulated GPUs of this host")
+    wanted = requested_memory(cards, config.cache_config.gpu_memory_utilization)
+    weights = check_weights(config.model_config.model)
+    if config.speculative_config is not None:
+        weights += check_weights(config.speculative_config.draft_model_config.model)
+    server.watch(config)
+    memory = {card.index: mib for card, mib in zip(cards, wanted, strict=True)}
+    held: dict[str, dict[int, int]] = {"VLLM::EngineCore": memory if len(cards) == 1 else {}}
+    if len(cards) > 1:
+        held |= {f"VLLM::Worker_TP{index}": {index: mib} for index, mib in memory.items()}
+    before = free_mib(cards)
+    server.load(held, "VLLM::EngineCore")
+    loaded = (weights >> 20) // len(cards)
+    for card, free, now in zip(cards, before, free_mib(cards), strict=True):
+        # At this moment a real engine holds its weights only; it takes the rest afterwards.
+        profiled = now + memory[card.index] - loaded
+        if profiled > free and not server.stopping.is_set():
+            raise RuntimeError(
+                f"Error in memory profiling. Initial free memory {free / 1024:.2f} GiB, current free memory "
+                f"{profiled / 1024:.2f} GiB. This happens when other processes sharing the same container "
+                "release GPU memory while vLLM is profiling during initialization."
+            )
