@@ -8,13 +8,13 @@ DOCUMENTATION = r"""
 module: serving_info
 short_description: What serves on a GPU host now
 description:
-  - Reads what the switch decided last, the state of a unit, who listens on a port and which model answers there.
+  - Reads what the switch decided last, the state of a unit, who listens on a port and what answers there.
   - Read only; runs in check mode as well.
 author: the roll-out's authors (@vllm-dflash-rollout)
 options:
   unit:
-    description: The unit that is expected to serve, with its suffix. Needed before the first switch, when C(serving.json) is
-      not there yet; where it is, the unit that it names is described.
+    description: The unit that is expected to serve, with its suffix. Needed before the first switch, when
+      C(serving.json) is not there yet; where it is, the unit that it names is described.
     type: str
   port:
     description: The port to look at. Left out, the port of the server that C(serving.json) names.
@@ -65,15 +65,33 @@ previous:
 unit:
   description: The state of the unit.
   type: dict
-  returned: always
-  sample: {unit: sglang.service, load_state: loaded, active_state: active, sub_state: running, main_pid: 812, restarts: 0,
-    control_group: /system.slice/sglang.service, invocation_id: 9b…, result: success, enabled: enabled, job: 0, running: true}
+  returned: always; null when no unit is known
+  sample:
+    unit: sglang.service
+    load_state: loaded
+    active_state: active
+    sub_state: running
+    main_pid: 812
+    restarts: 0
+    control_group: /system.slice/sglang.service
+    invocation_id: 6f2c0e3a9d7b4c58a1e0b2d4f6081a3c
+    result: success
+    enabled: enabled
+    job: 0
+    guarded: true
+    running: true
 listeners:
   description: Who listens on the port.
   type: list
   elements: dict
   returned: always
-  sample: [{address: 0.0.0.0, port: 30000, pid: 812, user: root, command: python3 -m sglang.launch_server, unit: sglang.service}]
+  sample:
+    - address: 0.0.0.0
+      port: 30000
+      pid: 812
+      user: root
+      command: python3 -m sglang.launch_server
+      unit: sglang.service
 listens_in_unit:
   description: Whether somebody listens on the port and all who do belong to the unit.
   type: bool
@@ -83,11 +101,21 @@ model_ids:
   type: list
   elements: str
   returned: always
+no_answer:
+  description: Why C(/v1/models) doesn't answer.
+  type: str
+  returned: when it doesn't
 proof:
   description: The proof by completions.
   type: dict
   returned: when O(prove)
-  sample: {proved: true, problem: null, model_id: Qwen3.6-27B, seconds: 1.2, completions: [{seconds: 0.4, characters: 41}]}
+  sample:
+    proved: true
+    problem: null
+    model_id: Qwen3.6-27B
+    seconds: 1.2
+    first_good_s: 0.5
+    completions: [{seconds: 0.4, characters: 41, stream: false}]
 switch:
   description: The record of the running or the last switch, or null.
   type: dict

@@ -8,16 +8,16 @@ DOCUMENTATION = r"""
 module: switchover
 short_description: Switch a GPU host from one LLM server to another, or back
 description:
-  - Writes the order C(switch/pending.json), starts C(llm-switchover.service) and follows the record of the program that does
-    the work on the host by itself. A lost control node or connection changes nothing.
-  - The program stops the old server, waits until GPU memory is free and stable, starts the new one, proves it by completions
-    and commits; on any failure it brings the old server back and proves that.
+  - Writes the order C(switch/pending.json), starts C(llm-switchover.service) and follows the record of the
+    program that does the work on the host by itself. A lost control node or connection changes nothing.
+  - The program stops the old server, waits until GPU memory is free and stable, starts the new one, proves it
+    by completions and commits; on any failure it brings the old server back and proves that.
   - Does nothing when C(serving.json) names O(new), its unit is active and a completion works.
   - When a switch to the same unit is running already, it is followed. Another switch that runs is a failure.
 author: the roll-out's authors (@vllm-dflash-rollout)
 options:
   old:
-    description: The server that serves now, or nothing. The same unit as O(new) counts as nothing, it is then restarted.
+    description: The server that serves now, or nothing. The unit of O(new) counts as nothing and is restarted.
     type: dict
     suboptions: &server
       name:
@@ -85,8 +85,8 @@ options:
         type: float
         default: 120.0
       leftover_grace_s:
-        description: Seconds from SIGTERM to SIGKILL for a process of a stopped server that left its control group and still
-          holds a GPU or the port.
+        description: Seconds from SIGTERM to SIGKILL for a process that a stopped server left behind and that
+          still holds a GPU or the port.
         type: float
         default: 10.0
       proof_completions:
@@ -104,19 +104,20 @@ options:
   id:
     description:
       - The id of the order; made up when not given.
-      - Called again with the id of an order that is known on the host, the module hands over nothing and follows that order, or
-        returns its outcome again. So a task can be repeated after a lost connection and nothing is guessed.
+      - Called again with the id of an order that is known on the host, the module hands over nothing and
+        follows that order, or returns its outcome again. So a task can be repeated after a lost connection and
+        nothing is guessed.
     type: str
   follow_timeout:
     description:
-      - For how many seconds to follow. When they are over and the switch is not, the module returns RV(finished=false), which
-        is no failure of the switch.
+      - For how many seconds to follow. When they are over and the switch is not, the module returns
+        RV(finished=false), which is no failure of the switch.
     type: int
     default: 3600
 attributes:
   check_mode:
     support: full
-    description: Says what would be done, and whether the program would refuse.
+    description: Says what would be done, and whether the program would refuse it as things are now.
   diff_mode:
     support: full
     description: Shows what would serve instead of what.
@@ -143,8 +144,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 outcome:
-  description: CONFIRMED, or the state so far when RV(finished=false), or UNCHANGED when there was nothing to do, or WOULD_SWITCH
-    in check mode. ROLLED_BACK, REFUSED and STRANDED come with a failure.
+  description: CONFIRMED, or the state so far when RV(finished=false), or UNCHANGED when there was nothing to
+    do, or WOULD_SWITCH in check mode. ROLLED_BACK, REFUSED and STRANDED come with a failure.
   type: str
   returned: always
   sample: CONFIRMED
@@ -176,6 +177,11 @@ record:
   returned: when an order was handed over or followed
 would:
   description: What would be done, in a sentence.
+  type: str
+  returned: in check mode
+would_refuse:
+  description: Why the program would refuse it as things are now, or null. What a role would install first (the
+    new unit, a drop-in) counts as missing.
   type: str
   returned: in check mode
 """

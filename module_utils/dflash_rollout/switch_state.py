@@ -39,8 +39,9 @@ TRANSITIONS: dict[str | None, tuple[str, ...]] = {
     GPU_FREE: (NEW_STARTED, ROLLING_BACK),
     NEW_STARTED: (PROVED, ROLLING_BACK),
     PROVED: (CONFIRMED, ROLLING_BACK),
-    ROLLING_BACK: (NEW_GONE, STRANDED),
-    NEW_GONE: (ROLLED_BACK, STRANDED),
+    # After a boot the way back begins anew.
+    ROLLING_BACK: (NEW_GONE, STRANDED, ROLLING_BACK),
+    NEW_GONE: (ROLLED_BACK, STRANDED, ROLLING_BACK),
     CONFIRMED: (),
     ROLLED_BACK: (),
     STRANDED: (),
@@ -64,6 +65,8 @@ def new_record(order: dict, boot_id: str) -> dict:
         "log_tail": [],
         "outage_s": None,
         "killed": [],
+        "processes": [],
+        "control_groups": [],
     }
 
 

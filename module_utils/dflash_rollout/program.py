@@ -1,0 +1,125 @@
+"""The program on the host: `python3 -I <rollout_root>/program [--state DIR] [--run DIR] VERB`.
+
+switch            carry out the pending order, or resume it (what llm-switchover.service runs)
+may-start UNIT    exit 0 when the unit may start now, 1 when not (asked by ExecCondition=)
+serve-boot        start what the last confirmed switch chose (what llm-serving.service runs)
+status            JSON: what serves and served before, the last switch, what to do; exit 1 if there is any
+prove             prove what serves, or a server described with --server JSON; exit 1 if it isn't proved
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import gate
+
+EXIT_REFUSED, EXIT_ROLLED_BACK, EXIT_STRANDED, EXIT_RUNNING = 3, 4, 5, 6
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb; returns the exit status."""
+    options, words = _parse(sys.argv[1:] if arguments is None else arguments)
+    state_dir, run_dir = options.get("--state", gate.STATE_DIR), options.get("--run", gate.RUN_DIR)
+    verb, rest = (words[0], words[1:]) if words else ("", [])
+    if verb == "may-start" and len(rest) == 1:
+        # First and alone: every start of a server waits for it, so nothing heavy is imported.
+        allowed, why = gate.may_start(rest[0], state_dir, run_dir)
+        print(f"{rest[0]} {'may' if allowed else 'may not'} start: {why}")
+        return 0 if allowed else 1
+    verbs = {"switch": _switch, "serve-boot": _serve_boot, "status": _status, "prove": _prove}
+    if verb not in verbs or rest:
+        print(__doc__, file=sys.stderr)
+        return 2
+    from .errors import RolloutError
+    from .store import Store
+
+    try:
+        return verbs[verb](Store(state_dir, run_dir), options)
+    except RolloutError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+
+
+def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    options: dict[str, str] = {}
+    words = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word in ("--state", "--run", "--server") and waiting:
+            options[word] = waiting.pop(0)
+        else:
+            words.append(word)
+    return options, words
+
+
+def _switch(store, options: dict) -> int:
+    import fcntl
+    import os
+
+    from .serving import outcome_text
+    from .switch_state import CONFIRMED, REFUSED, ROLLED_BACK, STRANDED
+    from .switchover import Switchover
+
+    store.make_directories()
+    with open(store.lock_path, "a+", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            order = store.order() or {}
+            lock.seek(0)
+            print(
+                f"A switch is running already: {order.get('id')}, since {order.get('requested_at')}, "
+                f"ordered by {order.get('requested_by')}, {lock.read().strip()}",
+                file=sys.stderr,
+            )
+            return EXIT_RUNNING
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()}\n")
+        lock.flush()
+        record = Switchover(store).run()
+    if record is None:
+        print("There is no order.")
+        return 0
+    print(outcome_text(record), flush=True)
+    exits = {REFUSED: EXIT_REFUSED, ROLLED_BACK: EXIT_ROLLED_BACK, STRANDED: EXIT_STRANDED, CONFIRMED: 0}
+    return exits[record["state"]]
+
+
+def _serve_boot(store, options: dict) -> int:
+    from .serving import start_at_boot
+
+    print(start_at_boot(store))
+    return 0
+
+
+def _status(store, options: dict) -> int:
+    import json
+
+    from .serving import inspect_serving
+
+    answer = inspect_serving(state_dir=store.state_dir, run_dir=store.run_dir)
+    print(json.dumps(answer, indent=1))
+    return 1 if answer["advice"] else 0
+
+
+def _prove(store, options: dict) -> int:
+    import json
+
+    from .errors import RolloutError
+    from .proof import prove
+    from .store import SERVER_SPEC, complete
+
+    if "--server" in options:
+        server = complete(SERVER_SPEC, json.loads(options["--server"]))
+    else:
+        server = (store.serving() or {}).get("serving")
+    if server is None:
+        raise RolloutError(
+            "It isn't known here what serves",
+            found="no confirmed switch on this host",
+            remedy='describe the server: prove --server \'{"name": …, "unit": …, "port": …}\'',
+        )
+    result = prove(server)
+    print(json.dumps({"server": server, **result.as_dict()}, indent=1))
+    return 0 if result.proved else 1
