@@ -166,19 +166,32 @@ def wait_cgroup_empty(*relative: str, seconds: float) -> bool:
 def kill_cgroup(*relative: str) -> None:
     """SIGKILL everything in our cgroup `relative`, then remove the group itself."""
     end = time.monotonic() + 20
+    seen: set[int] = set()
     while pids := cgroup_pids(*relative):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        seen.update(pids)
         if time.monotonic() > end:
             raise BedError(f"processes {pids} of {'/'.join(relative)} don't die after SIGKILL")
         time.sleep(0.02)
+    # A dying process leaves its cgroup before it has let go of its mounts.
+    while any(map(_is_alive, seen)) and time.monotonic() < end:
+        time.sleep(0.01)
     for top in hierarchies():
         for directory, _, _ in os.walk(top / Path(CGROUP, *relative), topdown=False):
             _remove_cgroup(Path(directory))
         # The common parent goes with the last bed; with other beds about it isn't empty and stays.
         with contextlib.suppress(OSError):
             (top / CGROUP).rmdir()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
 
 
 def _remove_cgroup(group: Path) -> None:
