@@ -101,3 +101,48 @@ def write_sparse(path: Path, shapes: dict[str, list[int]], item_bytes: int = 2, 
     with open(path, "r+b") as stream:
         stream.truncate(path.stat().st_size + offset)
     return path
+
+
+def qwen3_6_27b_shapes() -> dict[str, list[int]]:
+    """Name → shape of Qwen3.6-27B itself, with two tensors of its vision part and one of its MTP layer."""
+    hidden, inner, vocab = 5120, 17408, 248320
+    prefix = "model.language_model."
+    shapes = {
+        "lm_head.weight": [vocab, hidden],
+        prefix + "embed_tokens.weight": [vocab, hidden],
+        prefix + "norm.weight": [hidden],
+        "model.visual.merger.linear_fc1.weight": [4608, 4608],
+        "model.visual.patch_embed.proj.weight": [1152, 3, 2, 16, 16],
+        "mtp.fc.weight": [hidden, 2 * hidden],
+    }
+    for layer in range(64):
+        parts = {
+            "input_layernorm.weight": [hidden],
+            "post_attention_layernorm.weight": [hidden],
+            "mlp.gate_proj.weight": [inner, hidden],
+            "mlp.up_proj.weight": [inner, hidden],
+            "mlp.down_proj.weight": [hidden, inner],
+        }
+        if layer % 4 == 3:
+            parts |= {
+                "self_attn.q_proj.weight": [2 * 24 * 256, hidden],
+                "self_attn.k_proj.weight": [4 * 256, hidden],
+                "self_attn.v_proj.weight": [4 * 256, hidden],
+                "self_attn.o_proj.weight": [hidden, 24 * 256],
+                "self_attn.q_norm.weight": [256],
+                "self_attn.k_norm.weight": [256],
+            }
+        else:
+            parts |= {
+                "linear_attn.in_proj_qkv.weight": [10240, hidden],
+                "linear_attn.in_proj_z.weight": [6144, hidden],
+                "linear_attn.in_proj_a.weight": [48, hidden],
+                "linear_attn.in_proj_b.weight": [48, hidden],
+                "linear_attn.conv1d.weight": [10240, 1, 4],
+                "linear_attn.out_proj.weight": [hidden, 6144],
+                "linear_attn.norm.weight": [128],
+                "linear_attn.A_log": [48],
+                "linear_attn.dt_bias": [48],
+            }
+        shapes |= {f"{prefix}layers.{layer}.{name}": shape for name, shape in parts.items()}
+    return shapes

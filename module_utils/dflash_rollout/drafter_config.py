@@ -157,7 +157,8 @@ def render(
     """
     profile = _checked_profile(profile or {})
     geometry = read_geometry(tensors, where)
-    target = _target(target_config, target_name)
+    text = text_section(target_config)
+    target = Target(target_name, "" if text is target_config else "text_config.", text)
     taps = _tap_count(geometry, target, where)
 
     sources: dict[str, str] = {}
@@ -225,11 +226,10 @@ def _checked_profile(profile: Mapping[str, Any]) -> Mapping[str, Any]:
     return profile
 
 
-def _target(config: Mapping[str, Any], name: str) -> Target:
+def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a target's config that describes its language model: `text_config`, or all of it."""
     text = config.get("text_config")
-    if isinstance(text, Mapping):
-        return Target(name, "text_config.", text)
-    return Target(name, "", config)
+    return text if isinstance(text, Mapping) else config
 
 
 def _tap_count(geometry: Geometry, target: Target, where: str) -> int:
