@@ -70,7 +70,7 @@ options:
     default: false
   prefix_caching:
     description:
-      - Whether prefix caching is switched on. A target with linear attention then keeps one state more a request.
+      - Whether prefix caching is switched on. Linear attention then keeps one state more a request.
     type: bool
     default: false
 attributes:
