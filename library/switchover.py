@@ -17,7 +17,7 @@ description:
 author: the roll-out's authors (@vllm-dflash-rollout)
 options:
   old:
-    description: The server that serves now, or nothing. The unit of O(new) counts as nothing and is restarted.
+    description: The server that serves now, or none. The unit of O(new) counts as none and is restarted.
     type: dict
     suboptions: &server
       name:
@@ -105,8 +105,8 @@ options:
     description:
       - The id of the order; made up when not given.
       - Called again with the id of an order that is known on the host, the module hands over nothing and
-        follows that order, or returns its outcome again. So a task can be repeated after a lost connection and
-        nothing is guessed.
+        follows that order, or returns its outcome again. So a task can be repeated after a lost connection
+        and nothing is guessed.
     type: str
   follow_timeout:
     description:
@@ -180,8 +180,8 @@ would:
   type: str
   returned: in check mode
 would_refuse:
-  description: Why the program would refuse it as things are now, or null. What a role would install first (the
-    new unit, a drop-in) counts as missing.
+  description: Why the program would refuse it as things are now, or null. What a role would install first
+    (the new unit, a drop-in) counts as missing.
   type: str
   returned: in check mode
 """

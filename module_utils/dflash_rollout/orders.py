@@ -50,7 +50,7 @@ def order_switch(
         state = record["state"] if record and record["id"] == running["id"] else "not begun"
         raise RolloutError(
             f"A switch to {running['new']['unit']} is running already",
-            found=f"{running['id']} in {state}, since {running['requested_at']}, by {running['requested_by']}",
+            found=f"{running['id']} in {state}, since {running['requested_at']} by {running['requested_by']}",
             remedy=f"wait for its end; if it was interrupted: systemctl start {PROGRAM_UNIT}",
         )
     diff = _diff(store, old, new)

@@ -2,8 +2,8 @@
 back.
 
 It knows two server descriptions and nothing of what they are. Each state is on disk before what it allows is
-done (switch_state.py), so a killed program or a reboot is resumed. It ends with one proved server, or says that
-it is STRANDED and why; it kills nothing that it can't attribute to the two servers.
+done (switch_state.py), so a killed program or a reboot is resumed. It ends with one proved server, or says
+that it is STRANDED and why; it kills nothing that it can't attribute to the two servers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
-from . import gpus, proof, units
+from . import proof, units
 from .errors import RolloutError
+from .gpus import Gpu, GpuProcess, query_gpus, query_processes
 from .store import Store
 from .switch_state import (
     CONFIRMED,
@@ -57,8 +58,8 @@ class Host:
     journal_cursor = staticmethod(units.journal_cursor)
     journal_tail = staticmethod(units.journal_tail)
     boot_id = staticmethod(units.boot_id)
-    gpus = staticmethod(gpus.query_gpus)
-    gpu_processes = staticmethod(gpus.query_processes)
+    gpus = staticmethod(query_gpus)
+    gpu_processes = staticmethod(query_processes)
     not_ready = staticmethod(proof.not_ready)
     prove = staticmethod(proof.prove)
     sleep = staticmethod(time.sleep)
@@ -79,10 +80,10 @@ class Host:
         print(text, flush=True)
 
 
-def describe(process: units.Process | gpus.GpuProcess | units.Listener) -> str:
+def describe(process: units.Process | GpuProcess | units.Listener) -> str:
     """ "pid 12 (alice: python3 train.py)", with the memory for a process on a GPU."""
     text = f"pid {process.pid} ({process.user or 'unknown user'}: {process.command or 'unknown command'})"
-    if isinstance(process, gpus.GpuProcess):
+    if isinstance(process, GpuProcess):
         memory = "an unknown amount of memory" if process.used_mib is None else f"{process.used_mib} MiB"
         return f"{text} with {memory} on GPU {process.gpu_index}"
     return text
@@ -315,10 +316,10 @@ class Switchover:
     def _ours(self, index: int | None) -> bool:
         return self.settings["gpus"] is None or index in self.settings["gpus"]
 
-    def _gpu_processes(self) -> list[gpus.GpuProcess]:
+    def _gpu_processes(self) -> list[GpuProcess]:
         return [process for process in self.host.gpu_processes() if self._ours(process.gpu_index)]
 
-    def _gpus_over(self, limit_mib: int) -> list[gpus.Gpu]:
+    def _gpus_over(self, limit_mib: int) -> list[Gpu]:
         """The GPUs that are not free. Raises RolloutError for a GPU that doesn't say, or one not there."""
         found = [gpu for gpu in self.host.gpus() if self._ours(gpu.index)]
         missing = set(self.settings["gpus"] or []) - {gpu.index for gpu in found}
