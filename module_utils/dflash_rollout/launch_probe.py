@@ -1,10 +1,10 @@
 """The dry launch, as it runs inside the vLLM venv: `python -I -B - CONFIG < launch_probe.py`.
 
-Sent on stdin by `launch_check.py`, so it can import nothing of this package; it is the one file here that imports
-vLLM and torch. It does what `vllm serve --config CONFIG` does up to the point where a GPU is needed, and then builds
-vLLM's own drafter class on torch's meta device and has it load the tensors that the header of the drafter's file
-promises. No GPU memory, no network, no port. Its answer is one JSON object between `BEGIN` and `END` on stdout;
-everything else that it prints is vLLM's log. Written against vLLM 0.20.1.
+Sent on stdin by `launch_check.py`, so it can import nothing of this package; it is the one file here that
+imports vLLM and torch. It does what `vllm serve --config CONFIG` does up to the point where a GPU is needed,
+then builds vLLM's own drafter class on torch's meta device and has it load the tensors that the header of the
+drafter's file promises. No GPU memory, no network, no port. Its answer is one JSON object between `BEGIN` and
+`END` on stdout; everything else that it prints is vLLM's log. Written against vLLM 0.20.1.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 import traceback
+from collections import Counter, defaultdict
 
 BEGIN = "<<<launch-probe "
 END = " launch-probe>>>"
@@ -54,6 +55,13 @@ def parse(config: str):
     if args.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
     validate_api_server_args(args)
+    drafter = (args.speculative_config or {}).get("model")
+    for role, folder in (("target", args.model), ("drafter", drafter)):
+        # vLLM would take a missing folder for the name of a repository and complain about its spelling.
+        if folder and folder.startswith("/") and not os.access(os.path.join(folder, "config.json"), os.R_OK):
+            raise ProbeError(
+                f"the {role}'s folder {folder} has no config.json that user id {os.getuid()} can read"
+            )
     return args
 
 
@@ -83,7 +91,9 @@ def aux_layers(config) -> list[int]:
     runner = SimpleNamespace(speculative_config=config.speculative_config)
     layers = GPUModelRunner._get_eagle3_aux_layers_from_config(runner)
     if not layers:
-        raise ProbeError("the drafter's config.json names no target layers (eagle_aux_hidden_state_layer_ids)")
+        raise ProbeError(
+            "the drafter's config.json names no target layers (eagle_aux_hidden_state_layer_ids)"
+        )
     layers = list(layers)
     target_layers = config.model_config.get_total_num_hidden_layers()
     if not all(type(layer) is int and 0 <= layer <= target_layers for layer in layers):
@@ -109,8 +119,14 @@ def mask_token(config) -> int:
     return token
 
 
+def listed(findings: list[str]) -> str:
+    """The first of many findings, and how many more there are."""
+    more = f" and {len(findings) - 2} more" if len(findings) > 2 else ""
+    return "; ".join(findings[:2]) + more
+
+
 def header_tensors(folder: str) -> dict:
-    """name -> meta tensor of the shape and dtype that the safetensors headers in `folder` state; reads no payload."""
+    """name -> meta tensor of the shape and dtype in the safetensors headers of `folder`; reads no payload."""
     import torch
     from safetensors import safe_open
 
@@ -128,16 +144,19 @@ def header_tensors(folder: str) -> dict:
             for name in weights.keys():  # noqa: SIM118 (not a dict)
                 part = weights.get_slice(name)
                 if part.get_dtype() not in dtypes:
-                    raise ProbeError(f"tensor {name} has dtype {part.get_dtype()}, which this check does not know")
+                    raise ProbeError(
+                        f"tensor {name} has dtype {part.get_dtype()}, which this check does not know"
+                    )
                 tensors[name] = torch.empty(part.get_shape(), dtype=dtypes[part.get_dtype()], device="meta")
     return tensors
 
 
 def load_drafter(config, layers: list[int]) -> dict:
-    """Build vLLM's drafter class on the meta device and have it load the file's tensors; every byte is accounted for.
+    """Build vLLM's drafter on the meta device, have it load the file's tensors, account for every value.
 
-    With tensor parallelism this builds the whole drafter as one rank (a group of one over gloo): the sum of what
-    the ranks would hold. That each rank's share comes out whole is checked by the engine config.
+    With tensor parallelism the drafter is built whole, as the one rank of a gloo group: the sum of what
+    the ranks will hold. The weights need no split for this; that the heads divide by the number of ranks is
+    checked by vLLM's engine config.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -153,19 +172,33 @@ def load_drafter(config, layers: list[int]) -> dict:
     def storage(tensor) -> int:
         return tensor.untyped_storage()._cdata
 
+    names = {storage(tensor): name for name, tensor in tensors.items()}
+
     class Copies(TorchDispatchMode):
-        """Counts the elements copied between storages: a name in a set of loaded ones would hide a missing shard."""
+        """Which values of the file end in which parameter: vLLM's own set of names hides a part left out.
+
+        Its loader for q, k and v takes as many rows as config.json says and drops the others without a word.
+        """
 
         def __init__(self):
             super().__init__()
-            self.into, self.out_of = {}, {}
+            self.filled, self.sources, self.used = Counter(), defaultdict(list), Counter()
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function is torch.ops.aten.copy_.default:
-                target, source = args[0], args[1]
-                self.into[storage(target)] = self.into.get(storage(target), 0) + target.numel()
-                self.out_of[storage(source)] = self.out_of.get(storage(source), 0) + source.numel()
+            if function is torch.ops.aten.copy_.default and storage(args[1]) in names:
+                parameter, name = storage(args[0]), names[storage(args[1])]
+                self.filled[parameter] += args[0].numel()
+                self.sources[parameter].append(name)
+                self.used[name] += args[1].numel()
             return function(*args, **(kwargs or {}))
+
+    def tensor_at_fault(error: BaseException) -> str:
+        """The name in the file of the tensor that vLLM's loader was at: its messages state shapes only."""
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+            weight = frame.f_locals.get("loaded_weight")
+            if isinstance(weight, torch.Tensor) and storage(weight) in names:
+                return names[storage(weight)]
+        return "a tensor"
 
     torch.distributed.init_process_group(
         backend="gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
@@ -182,7 +215,15 @@ def load_drafter(config, layers: list[int]) -> dict:
                     try:
                         drafter.load_weights(iter(tensors.items()))
                     except KeyError as error:
-                        raise ProbeError(f"the drafter as config.json describes it has no parameter {error}") from error
+                        name = tensor_at_fault(error)
+                        raise ProbeError(
+                            f"the drafter as config.json describes it has no place for {name}"
+                        ) from error
+                    except AssertionError as error:
+                        name = tensor_at_fault(error)
+                        raise ProbeError(
+                            f"vLLM's loader refuses {name} of the drafter's file: {error}"
+                        ) from error
     finally:
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
@@ -190,18 +231,21 @@ def load_drafter(config, layers: list[int]) -> dict:
     # The drafter uses the target's embedding and head unless its file brings its own.
     shared = tuple(part for part in ("embed_tokens", "lm_head") if not any(part in name for name in tensors))
     incomplete = [
-        name
+        f"{name} (from the file: {', '.join(copies.sources[storage(parameter)]) or 'nothing'})"
         for name, parameter in drafter.named_parameters()
-        if copies.into.get(storage(parameter), 0) != parameter.numel() and not any(part in name for part in shared)
+        if copies.filled[storage(parameter)] != parameter.numel() and not any(part in name for part in shared)
     ]
-    loaded = [name for name, tensor in tensors.items() if copies.out_of.get(storage(tensor), 0) >= tensor.numel()]
     if incomplete:
+        raise ProbeError(f"the drafter's file does not fill {listed(incomplete)} of vLLM's drafter")
+    partly = [
+        f"{name} {list(tensor.shape)}: {copies.used[name]} of {tensor.numel()} values"
+        for name, tensor in tensors.items()
+        if copies.used[name] != tensor.numel()
+    ]
+    if partly:
         raise ProbeError(
-            f"the drafter's file does not fill {len(incomplete)} of vLLM's parameters: {', '.join(incomplete[:4])}"
+            f"vLLM with this config.json would not take all of the drafter's file, but of {listed(partly)}"
         )
-    if len(loaded) != len(tensors):
-        unused = sorted(set(tensors) - set(loaded))
-        raise ProbeError(f"vLLM does not use {len(unused)} tensors of the drafter's file: {', '.join(unused[:4])}")
     features = len(layers) * config.model_config.get_hidden_size()
     if drafter.model.fc.input_size != features:
         raise ProbeError(
@@ -211,7 +255,7 @@ def load_drafter(config, layers: list[int]) -> dict:
     backends = sorted({layer.self_attn.attn.attn_backend.get_name() for layer in drafter.model.layers})
     return {
         "drafter_class": drafter_class.__name__,
-        "tensors_loaded": len(loaded),
+        "tensors_loaded": len(copies.used),
         "tensors_expected": len(tensors),
         "attention_backend": ", ".join(backends),
     }
