@@ -95,7 +95,7 @@ def _shown(value: object, secret: bool) -> str:
     if secret or value is None or isinstance(value, (list, dict)):
         return _kind(value)
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _wrong_type(name: str, value: object, spec: dict, wanted: str) -> str:
@@ -239,7 +239,7 @@ def check(
                 texts.extend(check_value(name, values[name], option))
             elif option["required"]:
                 texts.append(_missing(name, option))
-        for text in dict.fromkeys(texts):
+        for text in texts:
             found.setdefault(text, []).append(host)
     return [Fault(text, tuple(hosts_of)) for text, hosts_of in found.items()]
 

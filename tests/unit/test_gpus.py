@@ -136,12 +136,14 @@ def test_secrets_of_a_command_line_are_hidden(arguments, printed):
 
 
 def test_details_of_a_live_process():
-    process = subprocess.Popen([sys.executable, "-c", "input()", "--api-key", "sk-1"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print(flush=True); input()", "--api-key", "sk-1"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        process.stdout.readline()  # until then it may still be a copy of this process
         details = gpus.process_details(process.pid)
     finally:
         process.communicate(b"\n")
-    assert details["command"].endswith("-c input() --api-key ***")
+    assert details["command"].endswith("-c print(flush=True); input() --api-key ***")
     assert details["user"] == ("root" if os.getuid() == 0 else os.environ["USER"])
     assert details["cgroup"].startswith("/")
 

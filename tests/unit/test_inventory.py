@@ -140,6 +140,7 @@ def test_private_names_are_refused():
         ({"rollout_port": [1]}, "a list", "a whole number"),
         ({"rollout_port": "1e999999999"}, '"1e999999999"', "a whole number"),
         ({"rollout_port": "snan"}, '"snan"', "a whole number"),
+        ({"rollout_port": 10**400}, "1" + "0" * 78 + "…", "a whole number"),
         ({"rollout_port": None}, "nothing", "a whole number"),
         ({"rollout_skip_unfit": "maybe"}, '"maybe"', "true or false"),
         ({"rollout_skip_unfit": 2}, "2", "true or false"),
@@ -166,6 +167,11 @@ def test_a_number_may_come_from_the_command_line(value):
 @pytest.mark.parametrize("value", [True, "true", "False", "yes", "off", 0, 1, "1"])
 def test_a_bool_may_come_from_the_command_line(value):
     assert faults(rollout_skip_unfit=value) == []
+
+
+def test_a_number_too_big_for_a_float():
+    (text,) = inventory.check_value("x", 10**400, {"type": "float"})
+    assert "Expected: a number." in text
 
 
 def test_choices():
