@@ -3,19 +3,14 @@
 Real: vLLM's command line, parser, validation, bound socket, engine config and Prometheus metrics. Simulated:
 the processes that hold GPU memory, the loading of weights (the files are opened and their headers checked),
 and every generated token.
-
-How well the drafter "drafts" follows from the config it is given, compared with what
-/etc/simulated-gpu/drafter.json expects. The numbers are those measured on a real GPU with a trained pair:
-    the expected mask token and captured layers     acceptance length 4.2 (the file says it)
-    every captured layer one off                    0.3 less
-    any other captured layers                       1.3
-    another mask token                              2.73
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "simulated-gpu"))
 import simulated_gpu
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from safetensors import safe_open
+from simulated_drafting import Drafting, acceptance_length, captured_layers
 from simulated_server import Generation, SimulatedServer
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.openai.api_server import setup_server
@@ -39,48 +35,6 @@ from vllm.version import __version__
 
 # Below the logger "vllm", so that it is formatted and shown as vLLM's own lines are.
 logger = init_logger("vllm.simulated_engine")
-
-OFF_BY_ONE_LOSS = 0.3
-WRONG_LAYERS = 1.3
-WRONG_MASK = 2.73
-
-
-def captured_layers(drafter_config: object) -> tuple[int, ...]:
-    """The layers that vLLM 0.20.1 takes: its own key's, else the taps as they are."""
-    layers = getattr(drafter_config, "eagle_aux_hidden_state_layer_ids", None)
-    return tuple(layers or (getattr(drafter_config, "dflash_config", None) or {}).get("target_layer_ids", ()))
-
-
-def acceptance_length(mask: object, layers: tuple[int, ...], expected: dict) -> float:
-    """Acceptance length of a drafter with this mask token and these captured layers; see the module's text."""
-    length = expected["acceptance_length"]
-    wanted = expected["aux_layers"]
-    if layers != tuple(wanted):
-        shifts = {abs(layer - right) for layer, right in zip(layers, wanted, strict=False)}
-        one_off = len(layers) == len(wanted) and shifts == {1}
-        length = length - OFF_BY_ONE_LOSS if one_off else WRONG_LAYERS
-    return length if mask == expected["mask_token_id"] else min(length, WRONG_MASK)
-
-
-class Drafting:
-    """Counts drafts so that 1 + accepted / drafts tends to the acceptance length, without chance."""
-
-    def __init__(self, length: float, drafted: int) -> None:
-        self.accepted_per_draft = min(length - 1, drafted)
-        self.drafted = drafted
-        self.drafts = 0
-        self.tokens_owed = 0.0
-
-    def generate(self, tokens: int) -> SpecDecodingStats:
-        """The counts of as many drafts as this many tokens took."""
-        stats = SpecDecodingStats.new(self.drafted)
-        self.tokens_owed += tokens
-        while self.tokens_owed > 0:
-            before, self.drafts = self.drafts, self.drafts + 1
-            accepted = int(self.drafts * self.accepted_per_draft) - int(before * self.accepted_per_draft)
-            stats.observe_draft(self.drafted, accepted)
-            self.tokens_owed -= 1 + accepted
-        return stats
 
 
 class SimulatedEngine(SimulatedServer):
@@ -135,7 +89,11 @@ class SimulatedEngine(SimulatedServer):
                 mean_time_per_output_token=took / generation.length,
             )
         )
-        drafts = self.drafting.generate(generation.length) if self.drafting else None
+        drafts = None
+        if self.drafting:
+            drafts = SpecDecodingStats.new(self.drafting.drafted)
+            for accepted in self.drafting.generate(generation.length):
+                drafts.observe_draft(self.drafting.drafted, accepted)
         scheduler = SchedulerStats(num_running_reqs=self.running_requests, spec_decoding_stats=drafts)
         self.stats.record(scheduler, iteration)
 
@@ -201,6 +159,8 @@ def serve(args: object) -> None:
     finally:
         server.workers.stop()
     logger.info("simulated: engine stopped")
+    logging.shutdown()
+    os._exit(0)  # the interpreter would take seconds to take all of torch down
 
 
 def load(server: SimulatedEngine, config: object) -> None:

@@ -1,0 +1,53 @@
+"""How well a drafter "drafts" in the simulated engine.
+
+How well the drafter "drafts" follows from the config it is given, compared with what
+/etc/simulated-gpu/drafter.json expects. The numbers are those measured on a real GPU with a trained pair:
+    the expected mask token and captured layers     acceptance length 4.2 (the file says it)
+    every captured layer one off                    0.3 less
+    any other captured layers                       1.3
+    another mask token                              2.73
+"""
+
+from __future__ import annotations
+
+OFF_BY_ONE_LOSS = 0.3
+WRONG_LAYERS = 1.3
+WRONG_MASK = 2.73
+
+
+def captured_layers(drafter_config: object) -> tuple[int, ...]:
+    """The layers that vLLM 0.20.1 takes: its own key's, else the taps as they are."""
+    layers = getattr(drafter_config, "eagle_aux_hidden_state_layer_ids", None)
+    return tuple(layers or (getattr(drafter_config, "dflash_config", None) or {}).get("target_layer_ids", ()))
+
+
+def acceptance_length(mask: object, layers: tuple[int, ...], expected: dict) -> float:
+    """Acceptance length with this mask token and these captured layers; see the module's text."""
+    length = expected["acceptance_length"]
+    wanted = expected["aux_layers"]
+    if layers != tuple(wanted):
+        shifts = {abs(layer - right) for layer, right in zip(layers, wanted, strict=False)}
+        one_off = len(layers) == len(wanted) and shifts == {1}
+        length = length - OFF_BY_ONE_LOSS if one_off else WRONG_LAYERS
+    return length if mask == expected["mask_token_id"] else min(length, WRONG_MASK)
+
+
+class Drafting:
+    """Counts drafts so that 1 + accepted / drafts tends to the acceptance length, without chance."""
+
+    def __init__(self, length: float, drafted: int) -> None:
+        self.accepted_per_draft = min(length - 1, drafted)
+        self.drafted = drafted
+        self.drafts = 0
+        self.tokens_owed = 0.0
+
+    def generate(self, tokens: int) -> list[int]:
+        """How many tokens of each draft were accepted, for as many drafts as this many tokens took."""
+        accepted_tokens = []
+        self.tokens_owed += tokens
+        while self.tokens_owed > 0:
+            before, self.drafts = self.drafts, self.drafts + 1
+            accepted = int(self.drafts * self.accepted_per_draft) - int(before * self.accepted_per_draft)
+            accepted_tokens.append(accepted)
+            self.tokens_owed -= 1 + accepted
+        return accepted_tokens
