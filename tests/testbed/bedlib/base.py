@@ -185,8 +185,9 @@ def _build(base: Path) -> None:
     partial.chmod(0o755)
     begin = time.monotonic()
     log(f"building the base image: debootstrap {codename} (about a minute)")
-    # Own mount and pid namespaces: whatever debootstrap mounts or starts ends with it, however it ends.
-    contained = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    # Own mount and pid namespaces, ended by the death of this process: whatever debootstrap mounts or starts
+    # is gone before the next call clears the half-made tree away.
+    contained = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     bootstrap = [
         program("debootstrap") or "debootstrap",
         "--variant=minbase",

@@ -477,7 +477,7 @@ def _write_inventory(bed: Bed) -> None:
         bundle = "/etc/ssl/certs/ca-certificates.crt"
         variables["vllm_install_environment"] = {"SSL_CERT_FILE": bundle}
     hosts = {host.name: {"ansible_host": host.address} for host in bed.hosts}
-    # In the group of the pair as well: with the project's own inventory beside this one, its group_vars apply.
+    # In the pair's group as well: with the project's own inventory beside this one, its group_vars apply.
     group = {"children": {"qwen3_6_27b_dflash": {"hosts": hosts}}, "vars": variables}
     inventory = {"all": {"children": {"gpu_hosts": group}}}
     # JSON is YAML, and the standard library can write it.

@@ -153,11 +153,13 @@ def down_all() -> None:
     names = {bed.name for bed in hosts.beds()}
     if (CACHE / "beds").exists():
         names |= {path.name for path in (CACHE / "beds").iterdir()}
-    with lock(CACHE / "layer.lock", wait=False) as free:
-        for name in sorted(names):
-            if name == BUILDER and not free:
+    if BUILDER in names:
+        with lock(CACHE / "layer.lock", wait=False) as free:
+            if free:
+                _clean_up()
+            else:
                 log("the layer is being built: its builder stays")
-                continue
-            with hosts.bed_lock(name):
-                hosts.down(name)
-            log(f"bed {name} is down")
+    for name in sorted(names - {BUILDER}):
+        with hosts.bed_lock(name):
+            hosts.down(name)
+        log(f"bed {name} is down")
