@@ -21,6 +21,8 @@ options:
   files:
     description:
       - Relative path to text. C(@release@) in a text stands for the absolute path of the release.
+      - A mapping is written as what reads it wants it, C(*.yaml) for C(vllm serve --config), C(*.json) as JSON, any other
+        name as an C(EnvironmentFile=) of systemd.
       - Mode 0644, owned by the user of the task. Folders are made as needed, with mode 0755.
     type: dict
     required: true

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from .errors import RolloutError
 from .files import fsync_directory
+from .vllm_yaml import to_yaml
 
 # Stands for the release's own path in the text of its files, which are part of its digest and can't know it.
 PLACEHOLDER = "@release@"
@@ -76,13 +77,7 @@ def read_content(files: dict, links: dict, modes: dict | None = None) -> Content
             raise RolloutError(
                 f"{name} is in the release twice", expected="one file, one link or one folder of a name"
             )
-    for name, text in files.items():
-        if not isinstance(text, str):
-            raise RolloutError(
-                f"The content of {name} isn't text",
-                found=type(text).__name__,
-                remedy="convert it in the task, for example with to_json or to_nice_yaml",
-            )
+    files = {name: as_text(name, value) for name, value in files.items()}
     for name, target in links.items():
         if not isinstance(target, str) or not target.startswith("/"):
             raise RolloutError(f"Link {name} has no absolute target", found=repr(target))
@@ -96,7 +91,39 @@ def read_content(files: dict, links: dict, modes: dict | None = None) -> Content
             )
         if int(mode, 8) != FILE_MODE:
             octal[name] = int(mode, 8)
-    return Content(dict(files), dict(links), octal)
+    return Content(files, dict(links), octal)
+
+
+def as_text(name: str, value: object) -> str:
+    """The text of a file: a string as it is, a mapping as what reads it wants it.
+
+    `*.yaml` is for `vllm serve --config`, `*.json` is JSON, anything else an EnvironmentFile= of systemd.
+    Raises RolloutError for a value that has no such form.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
+        raise RolloutError(f"The content of {name} is neither text nor a mapping", found=type(value).__name__)
+    if name.endswith(".yaml"):
+        return to_yaml(value)
+    if name.endswith(".json"):
+        return json.dumps(value, indent=1) + "\n"
+    return "".join(f"{_environment(key, item)}\n" for key, item in value.items())
+
+
+def _environment(name: object, value: object) -> str:
+    """One line of an EnvironmentFile=, systemd.exec(5)."""
+    text = str(value)
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not text.isprintable():
+        raise RolloutError(
+            f"{name!r} can't go into an environment file",
+            found=repr(text),
+            expected="a name of letters, digits and underscores, and a value on one line",
+        )
+    if re.fullmatch(r"[A-Za-z0-9_./:,@%+=-]*", text):
+        return f"{name}={text}"
+    escaped = re.sub(r'(["\\$`])', r"\\\1", text)
+    return f'{name}="{escaped}"'
 
 
 def _parents(name: str) -> list[str]:
@@ -190,6 +217,8 @@ def _entries(path: str) -> dict[str, os.stat_result]:
     """Everything below `path`: relative path → its own status, links not followed."""
     found = {}
     for folder, folders, files in os.walk(path, onerror=_raise):
+        # Python keeps its compiled modules there when a release is the program that switches.
+        folders[:] = [name for name in folders if name != "__pycache__"]
         for name in [*folders, *files]:
             full = os.path.join(folder, name)
             found[os.path.relpath(full, path)] = os.lstat(full)
