@@ -120,11 +120,18 @@ def main() -> None:
     )
     arguments = dict(module.params)
     listeners = arguments.pop("listeners")
-    wanted = Wanted(**{**arguments, "known_units": tuple(arguments["known_units"]),
-                       "needs": {path: int(size) for path, size in arguments["needs"].items()}})
+    wanted = Wanted(
+        **{
+            **arguments,
+            "known_units": tuple(arguments["known_units"]),
+            "needs": {path: int(size) for path, size in arguments["needs"].items()},
+        }
+    )
     seen = observe(wanted, listeners)
     module.exit_json(
-        changed=False, findings=[str(finding) for finding in judge(seen, wanted)], gpus=[asdict(gpu) for gpu in seen.gpus]
+        changed=False,
+        findings=[str(finding) for finding in judge(seen, wanted)],
+        gpus=[asdict(gpu) for gpu in seen.gpus],
     )
 
 

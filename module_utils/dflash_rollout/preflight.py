@@ -85,7 +85,9 @@ def missing_target_files(folder: str) -> list[str]:
     """Names that a target folder lacks: config, tokenizer, weights. The folder's own name when it isn't there."""
     if not os.path.isdir(folder):
         return [folder]
-    missing = [name for name in ("config.json", *TOKENIZER_FILES) if not os.path.isfile(os.path.join(folder, name))]
+    missing = [
+        name for name in ("config.json", *TOKENIZER_FILES) if not os.path.isfile(os.path.join(folder, name))
+    ]
     if not glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):
         missing.append("*.safetensors")
     return missing
@@ -136,7 +138,12 @@ def observe(wanted: Wanted, listeners: list[dict]) -> Observed:
         seen.processes = query_processes(seen.gpus)
     except RolloutError as error:
         seen.trouble.append(
-            Finding("GPUs", error.found or error.message, error.expected or "an answer of nvidia-smi", error.remedy)
+            Finding(
+                "GPUs",
+                error.found or error.message,
+                error.expected or "an answer of nvidia-smi",
+                error.remedy,
+            )
         )
     seen.filesystem = nearest_existing(wanted.root)
     seen.free_bytes = shutil.disk_usage(seen.filesystem).free
@@ -209,15 +216,23 @@ def _judge_python(seen: Observed, wanted: Wanted):
     expected = f"Python {low[0]}.{low[1]} to {high[0]}.{high[1]} that an unprivileged user can run"
     if seen.python_version is None:
         yield Finding(
-            "Python", f"{wanted.python}: {seen.python_error}", expected, "set vllm_python to the distribution's python3"
+            "Python",
+            f"{wanted.python}: {seen.python_error}",
+            expected,
+            "set vllm_python to the distribution's python3",
         )
         return
     version = ".".join(map(str, seen.python_version))
     if not low <= seen.python_version <= high:
-        yield Finding("Python", f"{wanted.python} is {version}", expected, "set vllm_python to another interpreter")
+        yield Finding(
+            "Python", f"{wanted.python} is {version}", expected, "set vllm_python to another interpreter"
+        )
     if not seen.python_venv:
         yield Finding(
-            "venv module", f"none in {wanted.python}", "venv and ensurepip", f"apt install python{version}-venv"
+            "venv module",
+            f"none in {wanted.python}",
+            "venv and ensurepip",
+            f"apt install python{version}-venv",
         )
     if not seen.python_headers:
         yield Finding(
@@ -231,7 +246,10 @@ def _judge_python(seen: Observed, wanted: Wanted):
 def _judge_target(seen: Observed, wanted: Wanted):
     if seen.target_missing == [wanted.target]:
         yield Finding(
-            "target", f"no folder {wanted.target}", "the target model on this host", "put it there, or set vllm_service_target"
+            "target",
+            f"no folder {wanted.target}",
+            "the target model on this host",
+            "put it there, or set vllm_service_target",
         )
     elif seen.target_missing:
         yield Finding(
@@ -274,13 +292,20 @@ def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
     findings += _judge_python(seen, wanted)
     if seen.compiler is None:
         findings.append(
-            Finding("C compiler", "no cc, gcc or clang", "one: Triton compiles at start", "apt install gcc libc6-dev")
+            Finding(
+                "C compiler",
+                "no cc, gcc or clang",
+                "one: Triton compiles at start",
+                "apt install gcc libc6-dev",
+            )
         )
     if seen.rsync is None:
         findings.append(Finding("rsync", "none", "rsync, which brings the drafter", "apt install rsync"))
     if seen.systemd is None or seen.systemd < MIN_SYSTEMD:
         findings.append(
-            Finding("systemd", str(seen.systemd or "none"), f"{MIN_SYSTEMD} or later", "upgrade the distribution")
+            Finding(
+                "systemd", str(seen.systemd or "none"), f"{MIN_SYSTEMD} or later", "upgrade the distribution"
+            )
         )
     findings += _judge_target(seen, wanted)
     return findings

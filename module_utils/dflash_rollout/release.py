@@ -104,17 +104,30 @@ def as_text(name: str, value: object) -> str:
         return value
     if not isinstance(value, dict):
         raise RolloutError(f"The content of {name} is neither text nor a mapping", found=type(value).__name__)
-    if name.endswith(".yaml"):
-        return to_yaml(value)
     if name.endswith(".json"):
         return json.dumps(value, indent=1) + "\n"
+    # Sorted: an inventory in another order is no other release.
+    value = _sorted(value)
+    if name.endswith(".yaml"):
+        return to_yaml(value)
     return "".join(f"{_environment(key, item)}\n" for key, item in value.items())
+
+
+def _sorted(value: object) -> object:
+    """The same with the keys of every mapping in order."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value, key=str)}
+    return value
 
 
 def _environment(name: object, value: object) -> str:
     """One line of an EnvironmentFile=, systemd.exec(5)."""
     text = str(value)
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not text.isprintable():
+    if (
+        not isinstance(name, str)
+        or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+        or not text.isprintable()
+    ):
         raise RolloutError(
             f"{name!r} can't go into an environment file",
             found=repr(text),
@@ -217,8 +230,6 @@ def _entries(path: str) -> dict[str, os.stat_result]:
     """Everything below `path`: relative path → its own status, links not followed."""
     found = {}
     for folder, folders, files in os.walk(path, onerror=_raise):
-        # Python keeps its compiled modules there when a release is the program that switches.
-        folders[:] = [name for name in folders if name != "__pycache__"]
         for name in [*folders, *files]:
             full = os.path.join(folder, name)
             found[os.path.relpath(full, path)] = os.lstat(full)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from dflash_rollout import release
 from dflash_rollout.errors import RolloutError
-from dflash_rollout.release import Content, make, read_content
+from dflash_rollout.release import Content, as_text, make, read_content
 
 FILES = {
     "vllm.yaml": "speculative-config: {model: @release@/drafter}\nport: 30000\n",
@@ -316,8 +316,9 @@ def test_two_at_once_make_one(root):
         ({"a": ""}, {"a": "/x"}, {}, "a is in the release twice"),
         ({"a": "", "a/b": ""}, {}, {}, "a is in the release twice"),
         ({"a/b": ""}, {"a": "/x"}, {}, "a is in the release twice"),
-        ({"a": {"b": 1}}, {}, {}, "isn't text"),
-        ({"a": None}, {}, {}, "isn't text"),
+        ({"a": None}, {}, {}, "neither text nor a mapping"),
+        ({"a": {"b c": 1}}, {}, {}, "'b c' can't go into an environment file"),
+        ({"a": {"B": "two\nlines"}}, {}, {}, "'B' can't go into an environment file"),
         ({}, {"a": "x/y"}, {}, "no absolute target"),
         ({}, {"a": None}, {}, "no absolute target"),
         ({"a": ""}, {}, {"b": "0644"}, "mode is given for b"),
@@ -368,3 +369,16 @@ def test_difference_of_the_release_that_serves_is_nothing(root, links):
     content = read_content(FILES, links)
     now = make(str(root), content)
     assert release.difference(make(str(root), content, check=True), content, now.path) == []
+
+
+def test_a_mapping_becomes_what_reads_the_file_wants():
+    value = {"b": 'say "hi" for $5', "a": 1}
+    assert as_text("environment", value) == 'a=1\nb="say \\"hi\\" for \\$5"\n'
+    assert as_text("drafter/config.json", value) == '{\n "b": "say \\"hi\\" for $5",\n "a": 1\n}\n'
+    assert as_text("vllm.yaml", {"port": 1, "model": "/m"}).splitlines()[-2:] == ["model: /m", "port: 1"]
+
+
+def test_an_inventory_in_another_order_is_no_other_release():
+    one = {"vllm.yaml": {"port": 1, "speculative-config": {"method": "dflash", "model": "/m"}}}
+    other = {"vllm.yaml": {"speculative-config": {"model": "/m", "method": "dflash"}, "port": 1}}
+    assert read_content(one, {}).digest == read_content(other, {}).digest

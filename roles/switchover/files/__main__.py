@@ -1,4 +1,4 @@
-"""`python3 -I <rollout_root>/program VERB`; the package beside this file is a copy of the modules' own."""
+"""`python3 -IB <rollout_root>/program VERB`; the package beside this file is a copy of the modules' own."""
 
 import sys
 
