@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the simulated target where a host of the seed has its model: /root/models/Qwen3.6-27B, in a closed /root.
+"""Put the simulated target where the seed has its model: /root/models/Qwen3.6-27B, in a closed /root.
 
 populate.py UPPER_DIR [--small]    UPPER_DIR becomes the root of a host, or lies over it
 """
@@ -16,7 +16,7 @@ TARGET = "root/models/Qwen3.6-27B"
 
 
 def populate(upper: Path, small: bool = False) -> None:
-    """Make the target below `upper`. /root stays closed: the service user reaches the folder by a bind mount."""
+    """Make the target below `upper`. /root stays closed: the service user needs a bind mount."""
     folder = upper / TARGET
     folder.mkdir(parents=True, exist_ok=True)
     (upper / "root").chmod(0o700)
