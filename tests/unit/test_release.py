@@ -375,7 +375,7 @@ def test_a_mapping_becomes_what_reads_the_file_wants():
     value = {"b": 'say "hi" for $5', "a": 1}
     assert as_text("environment", value) == 'a=1\nb="say \\"hi\\" for \\$5"\n'
     assert as_text("drafter/config.json", value) == '{\n "b": "say \\"hi\\" for $5",\n "a": 1\n}\n'
-    assert as_text("vllm.yaml", {"port": 1, "model": "/m"}).splitlines()[-2:] == ["model: /m", "port: 1"]
+    assert as_text("vllm.yaml", {"port": 1, "model": "/m"}).splitlines()[-2:] == ['model: "/m"', "port: 1"]
 
 
 def test_an_inventory_in_another_order_is_no_other_release():
