@@ -188,7 +188,8 @@ would_refuse:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.dflash_rollout.errors import RolloutError
-from ansible.module_utils.dflash_rollout.orders import SERVER_SPEC, SETTINGS_SPEC, order_switch
+from ansible.module_utils.dflash_rollout.orders import order_switch
+from ansible.module_utils.dflash_rollout.store import SERVER_SPEC, SETTINGS_SPEC
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ class Store:
 
     def hand_over(self, order: dict) -> None:
         """Put an order in place. Raises FileExistsError when one is there already."""
-        self.make_directories()
+        os.makedirs(self.switch_dir, mode=0o755, exist_ok=True)
         temporary = os.path.join(self.switch_dir, f".pending.{order['id']}")
         write_json(temporary, order)
         try:

@@ -74,7 +74,10 @@ class SimulatedServer:
 
 @dataclass
 class SimulatedHost:
-    """Stands where switchover.Host stands."""
+    """Stands where switchover.Host stands.
+
+    `watchdogs`: units that somebody starts again whenever they are down, as a cron job of the operator would.
+    """
 
     state_dir: str
     run_dir: str
@@ -90,6 +93,7 @@ class SimulatedHost:
     said: list[str] = field(default_factory=list)
     signals: list[tuple[int, str]] = field(default_factory=list)
     two_servers: list[str] = field(default_factory=list)
+    watchdogs: tuple[str, ...] = ()
     starts: list[str] = field(default_factory=list)
 
     def tick(self) -> None:
@@ -98,6 +102,9 @@ class SimulatedHost:
         if self.kill_at_call == self.calls:
             raise Killed
         self._settle()
+        for unit in self.watchdogs:
+            if not self.servers[unit].up:
+                self._launch(self.servers[unit])
 
     def _settle(self) -> None:
         for server in self.servers.values():
@@ -309,7 +316,7 @@ class SimulatedHost:
 
 
 class SimulatedStore(Store):
-    """The real store, whose files are written through `SimulatedDisk` (see switch_on in test_switchover.py)."""
+    """The real store, whose files are written through `SimulatedDisk` (see there)."""
 
     host: SimulatedHost
 
@@ -333,17 +340,18 @@ class SimulatedStore(Store):
 class SimulatedDisk:
     """Stands where files.write_json stands: the program can be killed before and after each write.
 
-    The state directory is full once the state `full_from` is written; "" is from the start.
+    `full_directory` is full once the state `full_from` is written; "" is from the start.
     """
 
     host: SimulatedHost
+    full_directory: str
     full_from: str | None = None
     full: bool = False
 
     def write_json(self, path: str, value: dict, mode: int = 0o644) -> None:
         self.host.tick()
         self.full = self.full or self.full_from == ""
-        if self.full and path.startswith(self.host.state_dir):
+        if self.full and path.startswith(self.full_directory):
             raise OSError(errno.ENOSPC, "No space left on device", path)
         write_json(path, value, mode)
         self.full = self.full or (self.full_from is not None and value.get("state") == self.full_from)

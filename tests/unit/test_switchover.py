@@ -31,7 +31,7 @@ class Bed:
         self.host = SimulatedHost(str(state), str(run), self.servers)
         self.store = SimulatedStore(str(state), str(run))
         self.store.host = self.host
-        self.disk = SimulatedDisk(self.host)
+        self.disk = SimulatedDisk(self.host, str(state))
         monkeypatch.setattr(store_module, "write_json", self.disk.write_json)
         # A simulated power cut loses no file of this machine: waiting for its disk would test nothing.
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -180,6 +180,11 @@ def spoil_disk(bed):
     """The disk is full once the order lies there."""
 
 
+def spoil_run(bed):
+    """No room on /run, where the gate is."""
+    bed.disk.full_directory, bed.disk.full_from = bed.store.run_dir, ""
+
+
 def spoil_serving(bed):
     bed.store.confirm({"id": "order-0", "new": {"unit": "vllm-dflash@b.service"}, "old": None})
 
@@ -196,6 +201,7 @@ def spoil_serving(bed):
         (spoil_answer, ["answered 500", "switchover_accept_unproven_old"]),
         (spoil_hang, ["no complete answer within 120 s"]),
         (spoil_disk, ["No space left on device"]),
+        (spoil_run, ["No space left on device", "gate.json"]),
         (spoil_serving, ["vllm-dflash@b.service", OLD]),
     ],
 )
@@ -392,6 +398,21 @@ def test_a_foreign_process_that_comes_during_the_switch_is_left_alone(bed):
     record = bed.switch()
     assert states(record) == ["PREPARED", "OLD_STOPPED", *BACK]
     assert "pid 77 (alice: python3 train.py)" in record["cause"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "end"), [("good", "CONFIRMED"), ("/v1/completions answered 500", "ROLLED_BACK")]
+)
+def test_somebody_who_keeps_starting_both_gets_nowhere(bed, prepare, end):
+    bed.new.answer = prepare
+    bed.store.hand_over(bed.order)
+    bed.store.confirm({"id": "order-0", "new": bed.order["old"], "old": None})
+    bed.host.watchdogs = (OLD, NEW)
+    record = bed.program()
+    assert record["state"] == end
+    assert record["cause"] is None or "answered 500" in record["cause"]
+    assert bed.host.two_servers == []
+    assert bed.host.serving() == [NEW if end == "CONFIRMED" else OLD]
 
 
 # ---- whatever dies -----------------------------------------------------------------------------------------
