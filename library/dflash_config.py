@@ -8,14 +8,21 @@ DOCUMENTATION = r"""
 module: dflash_config
 short_description: Render the config.json of a DFlash drafter
 description:
-  - Takes the geometry from the tensor shapes, sizes of the target from its config.json, and what neither
-    says from O(profile). Nothing is guessed. What no source knows is refused, all of it in one message.
+  - Takes the geometry from the tensor shapes and sizes of the target from its config.json. What neither
+    says comes, best first, from O(profile), O(shipped_config), the published drafters built in here, or a
+    derivation that O(allow_derived) permits.
+  - Nothing is guessed. What no source knows is refused, all of it in one message.
+  - Refuses drafters of other families and of other targets, and a O(launch) that can't work.
   - Writes RV(config) to O(dest) atomically where O(dest) is given, and changes nothing when it is equal.
 options:
   weights:
     description:
       - The drafter's C(.safetensors) file, its shard index, or the folder that holds either.
     type: path
+  expect_sha256:
+    description:
+      - SHA-256 of O(weights), which are then read once and stamped. Revisions of one name differ in shape.
+    type: str
   tensors:
     description:
       - What M(safetensors_info) returned as RV(ignore:tensors), to use instead of O(weights).
@@ -39,8 +46,29 @@ options:
       - Keys are C(mask_token_id), C(block_size), C(target_layer_ids) (counted from 0), C(layer_types),
         C(sliding_window) (tokens), C(rope_theta), C(rms_norm_eps) and C(hidden_act).
       - A key that the tensors or the target fix may be given as well and must then agree.
+      - C(rope_parameters) holds RoPE settings besides theta, such as YaRN's.
+      - C(drafter) names a published drafter built in here, such as C(z-lab/Qwen3.6-27B-DFlash).
     type: dict
     default: {}
+  shipped_config:
+    description:
+      - The C(config.json) that came with the weights.
+      - By default the one beside O(weights), unless it is O(dest). V("") ignores it.
+    type: str
+  allow_derived:
+    description:
+      - Keys that may be derived when no source knows them. Each derivation is a warning.
+      - V(mask_token_id) is the first id after the last token of the tokenizer beside O(target_config), and
+        V(layer_types) is full attention throughout. Both have been wrong for published drafters.
+    type: list
+    elements: str
+    choices: [target_layer_ids, rope_theta, rms_norm_eps, hidden_act, mask_token_id, layer_types]
+    default: [target_layer_ids, rope_theta, rms_norm_eps, hidden_act]
+  launch:
+    description:
+      - Flags of the launch as in vLLM's YAML config, C(speculative-config) nested. The pair is then checked
+        for tensor parallelism, KV cache type, block size and token budget.
+    type: dict
   vllm_version:
     description:
       - The version that will serve. It decides which warnings apply.
@@ -101,45 +129,79 @@ environment:
 """
 
 import os
+from functools import partial
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_rollout.drafter_config import read_target, render
+from ansible.module_utils.dflash_rollout.drafter_config import (
+    DERIVABLE,
+    DERIVED_BY_DEFAULT,
+    read_target,
+    render,
+)
+from ansible.module_utils.dflash_rollout.drafter_facts import (
+    Facts,
+    facts_of,
+    first_free_token,
+    read_config,
+)
 from ansible.module_utils.dflash_rollout.errors import RolloutError
 from ansible.module_utils.dflash_rollout.files import read_text, write_atomically
-from ansible.module_utils.dflash_rollout.safetensors import read_checkpoint, tensors_from_json
+from ansible.module_utils.dflash_rollout.model_file import inspect
+from ansible.module_utils.dflash_rollout.pairing import check_pair
+from ansible.module_utils.dflash_rollout.safetensors import Tensor, read_checkpoint, tensors_from_json
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "weights": {"type": "path"},
+            "expect_sha256": {"type": "str"},
             "tensors": {"type": "dict"},
             "target_config": {"type": "path"},
             "target": {"type": "dict"},
             "dest": {"type": "path"},
             "profile": {"type": "dict", "default": {}},
+            "shipped_config": {"type": "str"},
+            "allow_derived": {
+                "type": "list",
+                "elements": "str",
+                "choices": list(DERIVABLE),
+                "default": list(DERIVED_BY_DEFAULT),
+            },
+            "launch": {"type": "dict"},
             "vllm_version": {"type": "str", "default": "0.20.1"},
         },
         add_file_common_args=True,
-        mutually_exclusive=[("weights", "tensors"), ("target_config", "target")],
+        mutually_exclusive=[
+            ("weights", "tensors"),
+            ("target_config", "target"),
+            ("expect_sha256", "tensors"),
+        ],
         required_one_of=[("weights", "tensors"), ("target_config", "target")],
         supports_check_mode=True,
     )
     given = module.params
+    target_name = given["target_config"] or "the target's config.json"
     try:
-        tensors = (
-            read_checkpoint(given["weights"]).tensors
-            if given["weights"]
-            else tensors_from_json(given["tensors"])
-        )
+        tensors = read_tensors(given, module.check_mode)
+        target = read_target(given["target_config"]) if given["target_config"] else given["target"]
         rendered = render(
             tensors,
-            read_target(given["target_config"]) if given["target_config"] else given["target"],
+            target,
             given["profile"],
             given["vllm_version"],
+            shipped=read_shipped_of(given),
+            allow_derived=given["allow_derived"],
+            first_free_token=partial(first_free_token, folder_of(given["target_config"]))
+            if given["target_config"]
+            else None,
             where=given["weights"] or "the drafter",
-            target_name=given["target_config"] or "the target's config.json",
+            target_name=target_name,
         )
+        warnings = list(rendered.warnings)
+        if given["launch"] is not None:
+            block_size = rendered.config["block_size"]
+            warnings += check_pair(target, rendered.geometry, block_size, given["launch"], target_name)
         result = {
             "config": rendered.config,
             "provenance": rendered.provenance,
@@ -150,9 +212,44 @@ def main() -> None:
             result.update(write(module, given["dest"], rendered.text))
     except RolloutError as error:
         module.fail_json(msg=str(error))
-    for warning in rendered.warnings:
+    for warning in warnings:
         module.warn(warning)
     module.exit_json(**result)
+
+
+def read_tensors(given: dict, check: bool) -> dict[str, Tensor]:
+    """The drafter's tensors, after its digest was compared where one is expected."""
+    if not given["weights"]:
+        return tensors_from_json(given["tensors"])
+    header = read_checkpoint(given["weights"])
+    if given["expect_sha256"]:
+        if len(header.files) != 1:
+            raise RolloutError(
+                "expect_sha256 needs a single weights file",
+                found=f"{given['weights']}, {len(header.files) - 1} shards",
+                remedy="leave it out, or give one file",
+            )
+        inspect(header.files[0], sha256=given["expect_sha256"], check=check)
+    return header.tensors
+
+
+def read_shipped_of(given: dict) -> Facts | None:
+    """The facts of shipped_config, or of the config.json beside the weights."""
+    path = given["shipped_config"]
+    if path is None and given["weights"]:
+        path = os.path.join(folder_of(given["weights"]), "config.json")
+        # What this module wrote itself is no source.
+        written = given["dest"] and os.path.realpath(given["dest"]) == os.path.realpath(path)
+        if written or not os.path.exists(path):
+            return None
+    if not path:
+        return None
+    return facts_of(read_config(path, "the shipped config"), f"shipped config {path}")
+
+
+def folder_of(path: str) -> str:
+    """The folder that `path` is, or lies in."""
+    return path if os.path.isdir(path) else os.path.dirname(path)
 
 
 def write(module: AnsibleModule, dest: str, text: str) -> dict[str, object]:

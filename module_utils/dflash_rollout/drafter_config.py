@@ -1,8 +1,8 @@
-"""The drafter's config.json: tensor shapes + the target's config + what the operator knows → config, sources.
+"""The drafter's config.json: tensor shapes + the target's config + what is known → config, sources.
 
 Nothing is guessed. Every key has a source; what no source knows is refused, with all missing keys in one
-message. Sources, best first: the tensors (nothing may contradict them), the operator's profile, a
-derivation where one is allowed.
+message. Sources, best first: the tensors (nothing may contradict them), the operator's profile, the config
+that came with the weights, a known drafter of this geometry and target, a derivation where one is allowed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-import os
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .drafter_layout import Geometry, read_geometry
+from .drafter_facts import Facts, read_config
+from .drafter_layout import SHARED_WITH_TARGET, Geometry, read_geometry
 from .errors import RolloutError
+from .known_drafters import FULL, KNOWN, SLIDING, KnownDrafter
 from .safetensors import Tensor
+from .vllm_versions import effects
 
-#: Keys that may be derived when no source knows them; each derivation is a warning.
-DERIVABLE = ("target_layer_ids", "rope_theta", "rms_norm_eps", "hidden_act")
+#: Keys that are derived, with a warning, unless the operator says otherwise.
+DERIVED_BY_DEFAULT = ("target_layer_ids", "rope_theta", "rms_norm_eps", "hidden_act")
+#: Keys that are derived only where the operator names them: these derivations have been wrong.
+DERIVABLE = (*DERIVED_BY_DEFAULT, "mask_token_id", "layer_types")
 
-#: Where a key that is not in the tensors can come from, for the message that asks for it.
+#: What tensors can't tell, and where each can come from, for the message that asks for it.
 _ELSEWHERE = {
     "mask_token_id": "dflash_config.mask_token_id of the published config.json; never pad or eos",
     "block_size": "the config.json published with the drafter; its name may say it (b16)",
@@ -34,11 +37,6 @@ _ELSEWHERE = {
     "rms_norm_eps": "the published config.json",
     "hidden_act": "the published config.json (silu in every drafter seen)",
 }
-
-#: From which version on vLLM honours `layer_types: sliding_attention` in a DFlash drafter.
-WINDOWS_SINCE = (0, 26)
-#: The oldest version whose DFlash code these rules were read from.
-KNOWN_SINCE = (0, 20)
 
 _GEOMETRY_SOURCE = {
     "hidden_size": "rows of fc.weight",
@@ -51,7 +49,46 @@ _GEOMETRY_SOURCE = {
     "dtype": "dtype in the header",
 }
 
-_PROFILE_KEYS = frozenset({*_GEOMETRY_SOURCE, *_ELSEWHERE, "vocab_size", "num_target_layers"})
+_TARGET_SOURCE = {
+    "vocab_size": "vocab_size",
+    "num_target_layers": "num_hidden_layers",
+    "target_hidden_size": "hidden_size",
+    "max_position_embeddings": "max_position_embeddings",
+}
+
+#: Facts that differ between a config and its weights without harm: the better source is written.
+_MAY_DIFFER = ("dtype", "max_position_embeddings")
+
+_PROFILE_KEYS = frozenset(
+    {*_GEOMETRY_SOURCE, *_TARGET_SOURCE, *_ELSEWHERE, "rope_parameters", "drafter"} - {*_MAY_DIFFER}
+)
+
+#: The order in which people know the keys from published configs.
+_ORDER = (
+    "architectures",
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_parameters",
+    "rms_norm_eps",
+    "hidden_act",
+    "tie_word_embeddings",
+    "attention_bias",
+    "block_size",
+    "num_target_layers",
+    "dtype",
+    "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+)
 
 
 @dataclass(frozen=True)
@@ -85,12 +122,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A config, a source for each key ("dflash_config.mask_token_id" for nested ones), and warnings."""
+    """A config, a source for each key ("dflash_config.mask_token_id" for nested ones), and warnings.
+
+    `environment`: variables that this vLLM version needs. `geometry`: what the tensors say.
+    """
 
     config: dict[str, Any]
     provenance: dict[str, str]
-    warnings: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
+    warnings: list[str]
+    environment: dict[str, str]
+    geometry: Geometry
 
     @property
     def text(self) -> str:
@@ -98,25 +139,27 @@ class Rendered:
         return json.dumps(self.config, indent=2) + "\n"
 
 
+@dataclass
+class _Draft:
+    """Values as they are found, each with its source."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def put(self, key: str, value: Any, source: str) -> None:
+        self.values[key], self.sources[key] = value, source
+
+
 def read_target(path: str) -> dict[str, Any]:
     """The target's config.json; `path` may be its folder. Raises RolloutError."""
-    if os.path.isdir(path):
-        path = os.path.join(path, "config.json")
-    try:
-        with open(path, encoding="utf-8") as stream:
-            document = json.load(stream)
-    except OSError as error:
-        raise RolloutError(
-            f"the target's config {path} can't be read: {error.strerror}",
-            remedy="put the target model in place or correct the path",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise RolloutError(
-            f"the target's config {path} is not JSON ({error})", remedy="fetch the target's config.json again"
-        ) from error
-    if not isinstance(document, dict):
-        raise RolloutError(f"the target's config {path} is not a JSON object")
-    return document
+    return read_config(path, "the target's config")
+
+
+def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a target's config that describes its language model: `text_config`, or all of it."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def default_taps(target_layers: int, taps: int) -> list[int]:
@@ -136,9 +179,11 @@ def render(
     profile: Mapping[str, Any] | None = None,
     vllm_version: str = "0.20.1",
     *,
+    shipped: Facts | None = None,
+    allow_derived: Collection[str] = DERIVED_BY_DEFAULT,
+    first_free_token: Callable[[], int] | None = None,
     where: str = "the drafter",
     target_name: str = "the target's config.json",
-    allow_derived: Collection[str] = DERIVABLE,
 ) -> Rendered:
     """The config.json that vLLM needs for a drafter with these `tensors` beside this target.
 
@@ -146,75 +191,63 @@ def render(
         tensors: name → dtype and shape, from safetensors.read_checkpoint.
         target_config: the target's config.json, parsed.
         profile: what the operator knows: mask_token_id, block_size, target_layer_ids, layer_types,
-            sliding_window (tokens), rope_theta, rms_norm_eps, hidden_act.
+            sliding_window (tokens), rope_theta, rope_parameters, rms_norm_eps, hidden_act; or `drafter`, the
+            name of a known one.
         vllm_version: the version that will serve; decides which warnings apply.
-        where: how messages call the drafter (its path).
-        target_name: how messages call the target's config.
+        shipped: the facts of the config.json that came with the weights.
         allow_derived: the keys that may be derived, out of DERIVABLE.
+        first_free_token: the first id after the last token of the target's tokenizer; asked only when
+            mask_token_id may be derived and nothing else knows it.
+        where: how messages call the drafter (its path).
+        target_name: how messages call the target's config; its path tells known targets apart.
 
-    Raises RolloutError: another layout, a contradiction (naming both sides), values out of range, or keys
+    Raises RolloutError: another family, a contradiction (naming both sides), values out of range, or keys
     that no source knows (all of them in one message).
     """
-    profile = _checked_profile(profile or {})
+    stated = [_profile_facts(profile or {}), *([shipped] if shipped else [])]
+    _check_allowed(allow_derived)
     geometry = read_geometry(tensors, where)
     text = text_section(target_config)
     target = Target(target_name, "" if text is target_config else "text_config.", text)
     taps = _tap_count(geometry, target, where)
-
-    sources: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    warnings: list[str] = []
-
-    def put(key: str, value: Any, source: str) -> None:
-        values[key], sources[key] = value, source
-
-    for key, how in _GEOMETRY_SOURCE.items():
-        put(key, getattr(geometry, key), f"tensors: {how}")
-    for key, target_key in (
-        ("vocab_size", "vocab_size"),
-        ("num_target_layers", "num_hidden_layers"),
-        ("max_position_embeddings", "max_position_embeddings"),
-    ):
-        put(key, target.size(target_key), f"target: {target.section}{target_key}")
-    for key in _PROFILE_KEYS & set(profile) & set(values):
-        if profile[key] != values[key]:
+    extra = [name for name in SHARED_WITH_TARGET if name in tensors]
+    for name in extra:
+        if tensors[name].shape[0] != target.size("vocab_size"):
             raise RolloutError(
-                f"the profile contradicts the facts about {key}",
-                found=f"profile: {profile[key]!r}",
-                expected=f"{values[key]!r} ({sources[key]})",
-                remedy="correct the profile, or use the drafter and target that it was written for",
-            )
-    for key in _ELSEWHERE:
-        if profile.get(key) is not None:
-            put(key, profile[key], "profile")
-
-    derivations = {
-        "target_layer_ids": lambda: (
-            default_taps(values["num_target_layers"], taps),
-            f"reference formula for {values['num_target_layers']} target layers and {taps} taps",
-        ),
-        **{
-            key: lambda key=key: (target.get(key), f"equal to the target's {target.section}{key}")
-            for key in ("rope_theta", "rms_norm_eps", "hidden_act")
-        },
-    }
-    for key, derive in derivations.items():
-        if key in values or key not in allow_derived:
-            continue
-        value, how = derive()
-        if value is not None:
-            put(key, value, f"derived: {how}")
-            warnings.append(
-                f"{key} {value} is derived ({how}), not known: compare with the published config."
+                f"{name} of {where} is for another vocabulary",
+                found=f"{tensors[name].shape[0]} rows",
+                expected=f"{target.size('vocab_size')} ({target.section}vocab_size of {target.name})",
+                remedy="pair the drafter with its own target",
             )
 
-    _refuse_missing(values, where)
-    _check_values(values, taps, target)
-    _check_version(values, vllm_version, warnings, environment := {})
-    return _assemble(values, sources, target, taps, warnings, environment)
+    draft = _Draft()
+    for key, how in _GEOMETRY_SOURCE.items():
+        draft.put(key, getattr(geometry, key), f"tensors: {how}")
+    for key, target_key in _TARGET_SOURCE.items():
+        draft.put(key, target.size(target_key), f"target: {target.section}{target_key}")
+    for facts in stated:
+        _refuse_contradictions(facts, draft, where)
+        draft.warnings += facts.notes
+    for key in (*_ELSEWHERE, "rope_parameters"):
+        _take_best(key, stated, draft)
+    ambiguous = _take_known(geometry, target, profile or {}, draft)
+    _derive(target, taps, allow_derived, first_free_token, draft)
+    _refuse_missing(draft, where, ambiguous)
+    _check_values(draft.values, taps, target)
+    warnings, environment = effects(
+        vllm_version, draft.values["layer_types"], draft.values.get("sliding_window")
+    )
+    draft.warnings += warnings
+    if extra:
+        draft.warnings.append(
+            f"{where} is of an older revision that carries {' and '.join(extra)} of its target again: vLLM "
+            "loads them, so they may take GPU memory twice."
+        )
+    config, provenance = _assemble(draft, target, shipped)
+    return Rendered(config, provenance, draft.warnings, environment, geometry)
 
 
-def _checked_profile(profile: Mapping[str, Any]) -> Mapping[str, Any]:
+def _profile_facts(profile: Mapping[str, Any]) -> Facts:
     for key in profile:
         if key not in _PROFILE_KEYS:
             near = difflib.get_close_matches(str(key), _PROFILE_KEYS, 1)
@@ -223,13 +256,19 @@ def _checked_profile(profile: Mapping[str, Any]) -> Mapping[str, Any]:
                 expected=", ".join(sorted(_PROFILE_KEYS)),
                 remedy=f"did you mean {near[0]}?" if near else "remove it",
             )
-    return profile
+    rope = profile.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise RolloutError("rope_parameters in the profile is no table", found=repr(rope))
+    values = {key: value for key, value in profile.items() if value is not None and key != "rope_parameters"}
+    return Facts("profile", values, {key: key for key in values}, rope_parameters=dict(rope))
 
 
-def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a target's config that describes its language model: `text_config`, or all of it."""
-    text = config.get("text_config")
-    return text if isinstance(text, Mapping) else config
+def _check_allowed(allow_derived: Collection[str]) -> None:
+    for key in allow_derived:
+        if key not in DERIVABLE:
+            raise RolloutError(
+                f"allow_derived names {key}, for which there is no derivation", expected=", ".join(DERIVABLE)
+            )
 
 
 def _tap_count(geometry: Geometry, target: Target, where: str) -> int:
@@ -244,20 +283,176 @@ def _tap_count(geometry: Geometry, target: Target, where: str) -> int:
     return geometry.fc_columns // width
 
 
-def _refuse_missing(values: Mapping[str, Any], where: str) -> None:
-    missing = [key for key in _ELSEWHERE if key not in values and key != "sliding_window"]
-    if "sliding_window" not in values and "sliding_attention" in (values.get("layer_types") or ()):
-        missing.append("sliding_window")
-    if missing:
+def _refuse_contradictions(facts: Facts, draft: _Draft, where: str) -> None:
+    """Compare what a source states about the tensors and the target with the tensors and the target."""
+    for key in (*_GEOMETRY_SOURCE, *_TARGET_SOURCE):
+        stated = facts.values.get(key)
+        if stated is None or stated == draft.values[key]:
+            continue
+        if key in _MAY_DIFFER:
+            draft.warnings.append(
+                f"{key}: {facts.source(key)} says {stated}, {draft.sources[key]} says {draft.values[key]}; "
+                "the latter is written."
+            )
+            continue
         raise RolloutError(
-            f"the tensors of {where} don't say everything and no other source does: "
-            f"{', '.join(missing)} unknown; a guess could be wrong without any error showing",
-            remedy="add to the profile: " + "; ".join(f"{key} from {_ELSEWHERE[key]}" for key in missing),
+            f"two sources contradict each other about {key}",
+            found=f"{stated!r} in {facts.source(key)}",
+            expected=f"{draft.values[key]!r} ({draft.sources[key]})",
+            remedy=f"use {facts.name} with the weights and the target that it belongs to"
+            if key in _GEOMETRY_SOURCE
+            else f"pair {where} with the target that it was trained for",
         )
 
 
+def _take_best(key: str, stated: list[Facts], draft: _Draft) -> None:
+    """The value of the best source that has one; a worse one that differs is named in a warning."""
+    for facts in stated:
+        value = facts.rope_parameters or None if key == "rope_parameters" else facts.values.get(key)
+        source = facts.name if key == "rope_parameters" else key in facts.places and facts.source(key)
+        if value is None:
+            continue
+        if key not in draft.values:
+            draft.put(key, value, str(source))
+        elif draft.values[key] != value:
+            draft.warnings.append(
+                f"{key}: {draft.sources[key]} says {draft.values[key]}, {source} says {value}; "
+                "the former is written."
+            )
+
+
+def _take_known(
+    geometry: Geometry, target: Target, profile: Mapping[str, Any], draft: _Draft
+) -> dict[str, list[KnownDrafter]]:
+    """Fill gaps from the known drafters of this geometry and target.
+
+    Returns the keys that several of them state differently. Raises RolloutError when the operator names a
+    drafter that this one is not.
+    """
+    found = known_drafters(geometry, target)
+    named = profile.get("drafter")
+    if named is not None:
+        found = [known for known in found if known.name == named]
+        if not found:
+            raise RolloutError(
+                f"this drafter can't be {named}",
+                found="tensors of another geometry, or another target",
+                expected="one of " + ", ".join(known.name for known in KNOWN),
+                remedy="correct `drafter` in the profile, or leave it out and give the values",
+            )
+    else:
+        by_target = [known for known in found if known.target_name.lower() in target.name.lower()]
+        found = by_target or found
+        agreeing = [known for known in found if not _conflicts(known, draft)]
+        found = agreeing or found
+    ambiguous: dict[str, list[KnownDrafter]] = {}
+    taken = set()
+    for key in _ELSEWHERE:
+        candidates = [known for known in found if key in known.facts]
+        if not candidates:
+            continue
+        first = candidates[0].facts[key]
+        if key in draft.values:
+            if len(candidates) == 1 and draft.values[key] != first:
+                draft.warnings.append(
+                    f"{key}: {draft.sources[key]} says {draft.values[key]}, "
+                    f"{candidates[0].name} as published says {first}; the former is written."
+                )
+        elif len(candidates) == len(found) and all(known.facts[key] == first for known in candidates):
+            names = " and ".join(known.name for known in candidates)
+            draft.put(key, first, f"known drafter {names}: {candidates[0].source}")
+            taken.add(names)
+        else:
+            ambiguous[key] = candidates
+    draft.warnings += [
+        f"this drafter was taken for {names} by its geometry and target; pin its sha256 to be sure."
+        for names in sorted(taken)
+        if named is None
+    ]
+    return ambiguous
+
+
+def known_drafters(geometry: Geometry, target: Target) -> list[KnownDrafter]:
+    """The published drafters that have this geometry and were made for a target of these sizes."""
+    shape = (
+        geometry.hidden_size,
+        geometry.intermediate_size,
+        geometry.num_hidden_layers,
+        geometry.num_attention_heads,
+        geometry.num_key_value_heads,
+        geometry.head_dim,
+        geometry.fc_columns,
+    )
+    sizes = tuple(target.size(key) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    return [known for known in KNOWN if known.geometry == shape and known.target == sizes]
+
+
+def _conflicts(known: KnownDrafter, draft: _Draft) -> bool:
+    stated = draft.values
+    if stated.get("sliding_window") is not None and SLIDING not in known.facts.get("layer_types", (SLIDING,)):
+        return True
+    return any(key in stated and stated[key] != value for key, value in known.facts.items())
+
+
+def _derive(
+    target: Target,
+    taps: int,
+    allowed: Collection[str],
+    first_free_token: Callable[[], int] | None,
+    draft: _Draft,
+) -> None:
+    depth, layers = draft.values["num_target_layers"], draft.values["num_hidden_layers"]
+    derivations: dict[str, Callable[[], tuple[Any, str]]] = {
+        "target_layer_ids": lambda: (
+            default_taps(depth, taps),
+            f"reference formula for {depth} target layers and {taps} taps",
+        ),
+        "layer_types": lambda: ([FULL] * layers, "all full, as allow_derived permits"),
+        **{
+            key: lambda key=key: (target.get(key), f"equal to the target's {target.section}{key}")
+            for key in ("rope_theta", "rms_norm_eps", "hidden_act")
+        },
+    }
+    if first_free_token is not None:
+        derivations["mask_token_id"] = lambda: (
+            first_free_token(),
+            "first id after the last token of the target's tokenizer",
+        )
+    for key, derive in derivations.items():
+        if key in draft.values or key not in allowed:
+            continue
+        value, how = derive()
+        if value is not None:
+            draft.put(key, value, f"derived: {how}")
+            draft.warnings.append(
+                f"{key} {value} is derived ({how}), not known: compare with the published config."
+            )
+
+
+def _refuse_missing(draft: _Draft, where: str, ambiguous: Mapping[str, list[KnownDrafter]]) -> None:
+    values = draft.values
+    missing = [key for key in _ELSEWHERE if key not in values and key != "sliding_window"]
+    if "sliding_window" not in values and SLIDING in (values.get("layer_types") or ()):
+        missing.append("sliding_window")
+    if not missing:
+        return
+    doubtful = [
+        f"{key}: " + ", ".join(f"{known.name} {known.facts[key]}" for known in ambiguous[key])
+        for key in missing
+        if key in ambiguous
+    ]
+    raise RolloutError(
+        f"the tensors of {where} don't say everything and no other source does: "
+        f"{', '.join(missing)} unknown; a guess could be wrong without any error showing",
+        found="candidates of the same shape: " + "; ".join(doubtful) if doubtful else "",
+        remedy=("name one of them as `drafter` in the profile, or " if doubtful else "")
+        + "add to the profile: "
+        + "; ".join(f"{key} from {_ELSEWHERE[key]}" for key in missing),
+    )
+
+
 def _check_values(values: dict[str, Any], taps: int, target: Target) -> None:
-    def refuse(key: str, expected: str, remedy: str = "correct the profile") -> None:
+    def refuse(key: str, expected: str, remedy: str = "correct it where it comes from") -> None:
         raise RolloutError(
             f"{key} is out of range", found=repr(values[key]), expected=expected, remedy=remedy
         )
@@ -278,19 +473,17 @@ def _check_values(values: dict[str, Any], taps: int, target: Target) -> None:
             "use the taps of this very drafter",
         )
     if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
-        refuse(
-            "target_layer_ids",
-            "ascending layers: vLLM concatenates them in that order, whatever the list says",
-        )
+        refuse("target_layer_ids", "ascending layers: vLLM joins them in that order, whatever the list says")
 
     kinds = values["layer_types"]
+    known = {SLIDING, FULL}
     if (
         not isinstance(kinds, list)
-        or set(kinds) - {"sliding_attention", "full_attention"}
         or len(kinds) != layers
+        or any(not isinstance(kind, str) or kind not in known for kind in kinds)
     ):
         refuse("layer_types", f"{layers} entries, one a layer, sliding_attention or full_attention")
-    if "sliding_attention" in kinds:
+    if SLIDING in kinds:
         if not _is_int(values["sliding_window"]) or values["sliding_window"] < 1:
             refuse("sliding_window", "a whole number of tokens above 0")
     elif values.get("sliding_window") is not None:
@@ -308,93 +501,41 @@ def _check_values(values: dict[str, Any], taps: int, target: Target) -> None:
         refuse("hidden_act", "the name of an activation, such as silu")
 
 
-def _check_version(
-    values: Mapping[str, Any], vllm_version: str, warnings: list[str], environment: dict[str, str]
-) -> None:
-    match = re.match(r"(\d+)\.(\d+)", vllm_version)
-    if not match:
-        raise RolloutError("vllm_version is no version", found=repr(vllm_version), expected="such as 0.20.1")
-    version = (int(match[1]), int(match[2]))
-    kinds = set(values["layer_types"])
-    if version < KNOWN_SINCE:
-        warnings.append(
-            f"vLLM {vllm_version} is older than any whose DFlash code these rules were read from "
-            f"({'.'.join(map(str, KNOWN_SINCE))}): expect other behaviour."
-        )
-    if "sliding_attention" in kinds and version < WINDOWS_SINCE:
-        warnings.append(
-            f"vLLM {vllm_version} ignores the drafter's sliding window (all layers run as full attention): "
-            f"acceptance falls once a context is longer than {values['sliding_window']} tokens "
-            f"(vLLM {'.'.join(map(str, WINDOWS_SINCE))} honours it)."
-        )
-    if len(kinds) == 2 and version >= WINDOWS_SINCE:
-        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-        warnings.append(
-            f"vLLM {vllm_version} wants VLLM_USE_V2_MODEL_RUNNER=1 for a drafter of sliding and full layers."
-        )
-
-
-def _assemble(
-    values: dict[str, Any],
-    sources: dict[str, str],
-    target: Target,
-    taps: int,
-    warnings: list[str],
-    environment: dict[str, str],
-) -> Rendered:
-    """Put keys in the order in which people know them from published configs."""
-    sliding = "sliding_attention" in values["layer_types"]
-    constants = {
-        "architectures": (["DFlashDraftModel"], "constant: the name in vLLM's registry"),
-        "model_type": ("qwen3", "constant: vLLM's DFlash is a Qwen3 decoder"),
-        "tie_word_embeddings": (False, "constant: a drafter has no embedding of its own"),
-        "use_sliding_window": (sliding, "layer_types: else transformers drops sliding_window"),
-        "max_window_layers": (values["num_hidden_layers"], "number of layers: layer_types decides instead"),
-    }
+def _assemble(draft: _Draft, target: Target, shipped: Facts | None) -> tuple[dict[str, Any], dict[str, str]]:
+    values, sources = draft.values, draft.sources
+    sliding = SLIDING in values["layer_types"]
+    draft.put("architectures", ["DFlashDraftModel"], "constant: the name in vLLM's registry")
+    draft.put("model_type", "qwen3", "constant: vLLM's DFlash is a Qwen3 decoder")
+    draft.put("tie_word_embeddings", False, "constant: a drafter uses the target's embedding and head")
+    draft.put("use_sliding_window", sliding, "layer_types: without it transformers drops sliding_window")
+    draft.put(
+        "max_window_layers", values["num_hidden_layers"], "number of layers: layer_types decides instead"
+    )
     if not sliding:
-        constants["sliding_window"] = (None, "layer_types: no sliding layer")
-    for key, (value, source) in constants.items():
-        values[key], sources[key] = value, source
+        draft.put("sliding_window", None, "layer_types: no sliding layer")
+    if "rope_parameters" in values:
+        values["rope_parameters"] = {"rope_theta": values["rope_theta"], **values["rope_parameters"]}
 
     config: dict[str, Any] = {}
     provenance: dict[str, str] = {}
-    for key in (
-        "architectures",
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "rope_theta",
-        "rms_norm_eps",
-        "hidden_act",
-        "tie_word_embeddings",
-        "attention_bias",
-        "block_size",
-        "num_target_layers",
-        "dtype",
-        "layer_types",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-    ):
-        config[key], provenance[key] = values[key], sources[key]
+    for key in _ORDER:
+        if key in values:
+            config[key], provenance[key] = values[key], sources[key]
     config["dflash_config"] = {}
     for key in ("mask_token_id", "target_layer_ids"):
         config["dflash_config"][key], provenance[f"dflash_config.{key}"] = values[key], sources[key]
+    if shipped:
+        for key, value in shipped.dflash_config.items():
+            config["dflash_config"][key] = value
+            provenance[f"dflash_config.{key}"] = f"{shipped.name}, kept as it is"
     # 0.20 captures the output of layer L-1 for target_layer_ids L, but takes these ids as they are; both
     # keys together are right on every version.
     config["eagle_aux_hidden_state_layer_ids"] = [tap + 1 for tap in values["target_layer_ids"]]
     provenance["eagle_aux_hidden_state_layer_ids"] = f"target_layer_ids + 1 ({sources['target_layer_ids']})"
-    width = target.size("hidden_size")
-    if width != values["hidden_size"]:
-        config["target_hidden_size"] = width
-        provenance["target_hidden_size"] = f"target: {target.section}hidden_size ({taps} taps fill fc.weight)"
-    return Rendered(config, provenance, warnings, environment)
+    if values["target_hidden_size"] != values["hidden_size"]:
+        config["target_hidden_size"] = values["target_hidden_size"]
+        provenance["target_hidden_size"] = sources["target_hidden_size"] + ": vLLM sizes fc by it"
+    return config, provenance
 
 
 def _is_int(value: object) -> bool:

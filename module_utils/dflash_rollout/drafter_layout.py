@@ -7,7 +7,7 @@ are refused by name, whatever `architectures` in a config says.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from .errors import RolloutError
@@ -40,40 +40,56 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the recogniser: a drafter whose tensor names match `pattern` is one of these."""
+    """A row of the recogniser: what has a tensor that matches `has`, and none that matches `lacks`, is one.
+
+    `remedy` says what would serve it.
+    """
 
     name: str
-    pattern: str
+    has: str
     remedy: str
+    lacks: str = "$^"
 
 
-#: First match wins, so what is built upon DFlash stands before what merely resembles it.
+_OTHER_DRAFTER = "take the target's DFlash drafter"
+
+#: First match wins: what is built upon DFlash stands before what merely resembles it.
 FAMILIES = (
-    Family("DFlash2", r"(^|\.)candidate_selector\.|attention_conv",
-           "no released vLLM runs DFlash2; take the target's DFlash drafter"),
+    Family("DFlash2", r"(^|\.)candidate_selector\.|\.(attention|mlp)_conv\.",
+           f"no released vLLM runs DFlash2; {_OTHER_DRAFTER}"),
     Family("DSpark (DFlash with a Markov head)", r"(^|\.)(markov|confidence)_head\.",
-           "it needs a vLLM with the dspark method; run as DFlash its drafts are shifted by one token"),
-    Family("Medusa", r"(^|\.)medusa_head|^\d+\.\d+\.linear\.|^heads?\.\d+\.",
-           "serve it with vLLM's method medusa, or take the target's DFlash drafter"),
-    Family("MTP layers", r"(^|\.)mtp\.|\.(eh_proj|enorm|hnorm)\.|(^|\.)mtp_layers\.",
-           "MTP layers belong to the target: serve them with vLLM's method mtp, without a drafter"),
-    Family("quantized weights", r"\.(weight_scale|weight_scale_inv|weight_scale_2|input_scale|weight_packed|"
-           r"qweight|qzeros|scales|g_idx|weight_zero_point|weight_global_scale|absmax|quant_map)$",
+           f"run as DFlash its drafts are shifted by one; {_OTHER_DRAFTER}"),
+    Family("Medusa", r"(^|\.)medusa_heads?\.|^\d+\.\d+\.linear\.|^heads?\.\d+\.",
+           f"serve it with vLLM's method medusa, or {_OTHER_DRAFTER}"),
+    Family("a full model", r"^(model\.)?(language_model\.)?(model\.)?embed_tokens\.weight$",
+           "this is the big model; the drafter is a file of its own", lacks=r"^(model\.)?(fc|hidden_norm)\."),
+    Family("MTP layers", r"(^|\.)mtp(_layers)?\.|\.(eh_proj|enorm|hnorm|shared_head)\.",
+           f"they belong to the target: serve them with vLLM's method mtp, or {_OTHER_DRAFTER}"),
+    Family("quantized", r"[._](scale|scale_inv|scale_2|input_scale|weight_packed|weight_shape|qweight|qzeros|"
+           r"scales|biases|g_idx|zero_point|global_scale|absmax|quant_map)$",
            "take the unquantized drafter: vLLM 0.20.1 loads DFlash weights only as they were trained"),
-    Family("speculators or EAGLE-3 format (t2d/d2t vocabulary maps)", r"(^|\.)(t2d|d2t)$",
-           "leave its own config.json as it is and serve it through vLLM's speculators support"),
-    Family("EAGLE-3", r"(^|\.)midlayer\.|^(model\.)?layers\.0\.hidden_norm\.",
-           "serve it with vLLM's method eagle3, or take the target's DFlash drafter"),
+    Family("EAGLE-3", r"(^|\.)midlayer\.|(^|\.)layers\.0\.hidden_norm\.",
+           f"serve it with vLLM's method eagle3, or {_OTHER_DRAFTER}"),
+    Family("DFlash in the speculators format (a vocabulary of its own)", r"(^|\.)(t2d|d2t)$",
+           "serve its folder as it is, with its own config.json; formats are never merged"),
     Family("DFlash with a learned mask embedding", r"mask_hidden|mask_embed",
            "vLLM embeds mask_token_id instead and stops at this tensor; take a revision without it"),
-    Family("fused projections", r"\.(qkv_proj|gate_up_proj|wqkv|W_pack|query_key_value)\.",
-           "export the drafter with q_proj, k_proj, v_proj, gate_proj and up_proj apart"),
-    Family("GGUF tensor names", r"^blk\.\d+\.|^token_embd\.|^output_norm\.",
+    Family("DFlash with norms before fc", r"(^|\.)(pre_fc_norm\w*|fc_norm\w*)\.",
+           f"vLLM 0.20.1 has no place for them; {_OTHER_DRAFTER} without fc_layernorm"),
+    Family("DFlash with names prefixed `model.`", r"^model\.(fc|hidden_norm)\.",
+           "vLLM adds that prefix itself and finds no such tensor; write the file anew without `model.`"),
+    Family("a drafter with fused projections", r"\.(qkv_proj|gate_up_proj|wqkv|W_pack|query_key_value)\.",
+           "export it with q_proj, k_proj, v_proj, gate_proj and up_proj apart"),
+    Family("a drafter with renamed tensors",
+           r"^blk\.\d+\.|^token_embd\.|^(transformer\.h|decoder\.layers)\.\d+\.|"
+           r"\.(wq|wk|wv|wo|w1|w2|w3)\.weight$|\.attn_(q|k|v|output)\.",
            "get the original safetensors checkpoint"),
-    Family("a full target model",
-           r"\.(linear_attn|mlp\.experts)\.|^(model\.)?(visual|vision_tower|language_model)\.",
-           "this is the big model; the drafter is a file of its own"),
+    Family("EAGLE", r"^(model\.)?fc\.weight$",
+           f"serve it with vLLM's method eagle, or {_OTHER_DRAFTER}", lacks=r"hidden_norm|q_norm"),
 )  # fmt: skip
+
+#: Tensors that an older revision of a drafter carries although they are the target's; vLLM loads them.
+SHARED_WITH_TARGET = ("embed_tokens.weight", "lm_head.weight")
 
 
 def read_geometry(tensors: Mapping[str, Tensor], where: str = "the drafter") -> Geometry:
@@ -101,7 +117,8 @@ def read_geometry(tensors: Mapping[str, Tensor], where: str = "the drafter") -> 
             remedy="the file is incomplete; fetch it again",
         )
     bias = any(name.endswith("_proj.bias") for name in tensors)
-    _check_names(tensors, _names(len(layers), bias), where)
+    shared = {name for name in SHARED_WITH_TARGET if name in tensors}
+    _check_names(tensors, _names(len(layers), bias) | shared, where)
 
     def size(name: str, axis: int, rank: int) -> int:
         shape = tensors[name].shape
@@ -133,7 +150,11 @@ def read_geometry(tensors: Mapping[str, Tensor], where: str = "the drafter") -> 
             f"k_proj {list(tensors['layers.0.self_attn.k_proj.weight'].shape)}, head_dim {head_dim}",
             expected="a whole number of attention heads to each key/value head",
         )
-    for name, shape in expected_shapes(geometry).items():
+    expected = expected_shapes(geometry)
+    for name in shared:
+        # How many rows there must be only the target can say.
+        expected[name] = (size(name, 0, 2), geometry.hidden_size)
+    for name, shape in expected.items():
         if tensors[name].shape != shape:
             raise RolloutError(
                 f"{where}: {name} does not fit the other tensors",
@@ -183,16 +204,24 @@ def _names(layers: int, bias: bool) -> set[str]:
     return set(expected_shapes(Geometry(1, 1, layers, 1, 1, 1, 1, bias, "bfloat16")))
 
 
-def _refuse_families(tensors: Mapping[str, Tensor], where: str) -> None:
+def family_of(names: Collection[str]) -> tuple[Family, str] | None:
+    """The other family that a checkpoint with these tensor names is of, and the name that shows it."""
     for family in FAMILIES:
-        pattern = re.compile(family.pattern)
-        hit = next((name for name in sorted(tensors) if pattern.search(name)), None)
-        if hit is not None:
-            raise RolloutError(
-                f"{where} is not a plain DFlash drafter but {family.name}",
-                found=f"tensor {hit}",
-                remedy=family.remedy,
-            )
+        hit = next((name for name in sorted(names) if re.search(family.has, name)), None)
+        if hit is not None and not any(re.search(family.lacks, name) for name in names):
+            return family, hit
+    return None
+
+
+def _refuse_families(tensors: Mapping[str, Tensor], where: str) -> None:
+    found = family_of(tensors)
+    if found:
+        family, name = found
+        raise RolloutError(
+            f"{where} is not a plain DFlash drafter but {family.name}",
+            found=f"tensor {name}",
+            remedy=family.remedy,
+        )
 
 
 def _check_names(tensors: Mapping[str, Tensor], expected: set[str], where: str) -> None:

@@ -89,7 +89,10 @@ def test_mode_is_kept_right(run_module, args):
 @pytest.mark.parametrize(
     ("change", "fragments"),
     [
-        ({"profile": {}}, ["mask_token_id, block_size, layer_types unknown", "never pad or eos"]),
+        (
+            {"profile": {}},
+            ["layer_types unknown", "z-lab/Qwen3.5-27B-DFlash", "name one of them as `drafter`"],
+        ),
         ({"profile": {**PROFILE_27B, "mask_token_id": 248320}}, ["mask_token_id is out of range"]),
         ({"weights": "/nowhere/model.safetensors"}, ["/nowhere/model.safetensors is not there"]),
         ({"target_config": "/nowhere"}, ["target's config /nowhere can't be read"]),
