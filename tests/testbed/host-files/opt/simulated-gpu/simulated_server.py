@@ -140,8 +140,8 @@ class SimulatedServer:
             self.check_workers()
 
     def check_workers(self) -> None:
-        """A server whose worker died can't go on."""
-        if dead := self.workers.dead():
+        """A server whose worker died can't go on, unless all of them were told to stop together."""
+        if (dead := self.workers.dead()) and not self.stopping.wait(0.5):
             raise RuntimeError(f"simulated worker {dead[0]} died unexpectedly")
 
     def serve(self, grace_s: float) -> None:
