@@ -205,7 +205,7 @@ def main():
     params = module.params
     missing = launch_check.missing(params["python"], params["config"])
     if missing and module.check_mode:
-        module.exit_json(checked=False, reason=f"not checked ({missing})")
+        module.exit_json(changed=False, checked=False, reason=f"not checked ({missing})")
     try:
         answer = launch_check.run(
             params["config"],
@@ -220,7 +220,7 @@ def main():
         module.fail_json(msg=str(error), phase=error.phase, log_tail=error.log_tail)
     except RolloutError as error:
         module.fail_json(msg=str(error), phase="start", log_tail=[])
-    module.exit_json(checked=True, **answer)
+    module.exit_json(changed=False, checked=True, **answer)
 
 
 if __name__ == "__main__":

@@ -241,7 +241,8 @@ def _with_cause(paragraph: str, log: list[str]) -> str:
     if not errors:
         return paragraph
     # "ERROR 12-02 04:24:30 [registry.py:912] FileNotFoundError: …"
-    return f"{paragraph} The log says: {re.sub(r'^[A-Z]+ [0-9: -]+ [[][^]]*[]] ', '', errors[-1])}"
+    cause = re.sub(r"^[A-Z]+ [\d: -]+ \[[^\]]*\] ", "", errors[-1])
+    return f"{paragraph} The log says: {cause}"
 
 
 def _ending(returncode: int) -> str:
