@@ -13,7 +13,8 @@ import sys
 
 from . import gate
 
-EXIT_REFUSED, EXIT_ROLLED_BACK, EXIT_STRANDED, EXIT_RUNNING = 3, 4, 5, 6
+# Of those numbers that systemd shows with no meaning of its own; the first three are no reason to start again.
+EXIT_REFUSED, EXIT_ROLLED_BACK, EXIT_STRANDED, EXIT_RUNNING = 10, 11, 12, 13
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,7 +82,8 @@ def _switch(store, options: dict) -> int:
     if record is None:
         print("There is no order.")
         return 0
-    print(outcome_text(record), flush=True)
+    # The log lines below it stand in the journal already.
+    print(outcome_text(record).splitlines()[0], flush=True)
     exits = {REFUSED: EXIT_REFUSED, ROLLED_BACK: EXIT_ROLLED_BACK, STRANDED: EXIT_STRANDED, CONFIRMED: 0}
     return exits[record["state"]]
 
