@@ -27,7 +27,7 @@ DERIVED_BY_DEFAULT = ("target_layer_ids", "rope_theta", "rms_norm_eps", "hidden_
 DERIVABLE = (*DERIVED_BY_DEFAULT, "mask_token_id", "layer_types")
 
 #: What tensors can't tell, and where each can come from, for the message that asks for it.
-_ELSEWHERE = {
+ELSEWHERE = {
     "mask_token_id": "dflash_config.mask_token_id of the published config.json; never pad or eos",
     "block_size": "the config.json published with the drafter; its name may say it (b16)",
     "target_layer_ids": "dflash_config.target_layer_ids of the published config.json",
@@ -60,7 +60,7 @@ _TARGET_SOURCE = {
 _MAY_DIFFER = ("dtype", "max_position_embeddings")
 
 _PROFILE_KEYS = frozenset(
-    {*_GEOMETRY_SOURCE, *_TARGET_SOURCE, *_ELSEWHERE, "rope_parameters", "drafter"} - {*_MAY_DIFFER}
+    {*_GEOMETRY_SOURCE, *_TARGET_SOURCE, *ELSEWHERE, "rope_parameters", "drafter"} - {*_MAY_DIFFER}
 )
 
 #: The order in which people know the keys from published configs.
@@ -162,6 +162,12 @@ def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if isinstance(text, Mapping) else config
 
 
+def target_of(config: Mapping[str, Any], name: str) -> Target:
+    """The target that `config` (its config.json, parsed) describes; `name` is what messages call it."""
+    text = text_section(config)
+    return Target(name, "" if text is config else "text_config.", text)
+
+
 def default_taps(target_layers: int, taps: int) -> list[int]:
     """The reference implementation's choice of tap layers, counted from 0, when a checkpoint names none.
 
@@ -207,8 +213,7 @@ def render(
     stated = [_profile_facts(profile or {}), *([shipped] if shipped else [])]
     _check_allowed(allow_derived)
     geometry = read_geometry(tensors, where)
-    text = text_section(target_config)
-    target = Target(target_name, "" if text is target_config else "text_config.", text)
+    target = target_of(target_config, target_name)
     taps = _tap_count(geometry, target, where)
     extra = [name for name in SHARED_WITH_TARGET if name in tensors]
     for name in extra:
@@ -228,7 +233,7 @@ def render(
     for facts in stated:
         _refuse_contradictions(facts, draft, where)
         draft.warnings += facts.notes
-    for key in (*_ELSEWHERE, "rope_parameters"):
+    for key in (*ELSEWHERE, "rope_parameters"):
         _take_best(key, stated, draft)
     ambiguous = _take_known(geometry, target, profile or {}, draft)
     _derive(target, taps, allow_derived, first_free_token, draft)
@@ -347,7 +352,7 @@ def _take_known(
         found = agreeing or found
     ambiguous: dict[str, list[KnownDrafter]] = {}
     taken = set()
-    for key in _ELSEWHERE:
+    for key in ELSEWHERE:
         candidates = [known for known in found if key in known.facts]
         if not candidates:
             continue
@@ -431,7 +436,7 @@ def _derive(
 
 def _refuse_missing(draft: _Draft, where: str, ambiguous: Mapping[str, list[KnownDrafter]]) -> None:
     values = draft.values
-    missing = [key for key in _ELSEWHERE if key not in values and key != "sliding_window"]
+    missing = [key for key in ELSEWHERE if key not in values and key != "sliding_window"]
     if "sliding_window" not in values and SLIDING in (values.get("layer_types") or ()):
         missing.append("sliding_window")
     if not missing:
@@ -447,7 +452,7 @@ def _refuse_missing(draft: _Draft, where: str, ambiguous: Mapping[str, list[Know
         found="candidates of the same shape: " + "; ".join(doubtful) if doubtful else "",
         remedy=("name one of them as `drafter` in the profile, or " if doubtful else "")
         + "add to the profile: "
-        + "; ".join(f"{key} from {_ELSEWHERE[key]}" for key in missing),
+        + "; ".join(f"{key} from {ELSEWHERE[key]}" for key in missing),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from drafters import PROFILE_27B, QWEN3_6_27B, as_json, drafter_shapes, write_sparse
+from published_pairs import PAIRS
 
 
 @pytest.fixture
@@ -117,3 +119,69 @@ def test_a_failed_write_leaves_no_partial_file(run_module, args, tmp_path):
     result = run_module("dflash_config", args)
     assert "can't be read" in result["msg"]
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def small(tmp_path):
+    """Weights small enough to be hashed in a test."""
+    shapes = drafter_shapes(hidden=64, inner=96, layers=5, heads=4, kv_heads=2, head_dim=16, fc=5 * 5120)
+    return write_sparse(tmp_path / "small.safetensors", shapes)
+
+
+def test_the_config_beside_the_weights_is_a_source(run_module, args, tmp_path):
+    shipped = tmp_path / "config.json"
+    shipped.write_text(json.dumps(PAIRS[0].shipped))
+    args = {**args, "dest": str(tmp_path / "rendered.json"), "profile": {}}
+    result = run_module("dflash_config", args)
+    assert result["provenance"]["layer_types"] == f"shipped config {shipped}"
+    assert result["config"]["dflash_config"]["mask_token_id"] == 248070
+    # Left out, it is not read, and what it knew is missing.
+    assert "layer_types unknown" in run_module("dflash_config", {**args, "shipped_config": ""})["msg"]
+
+
+def test_what_it_wrote_itself_is_no_source(run_module, args):
+    run_module("dflash_config", args)
+    again = run_module("dflash_config", {**args, "profile": {}})
+    assert "layer_types unknown" in again["msg"]
+
+
+def test_a_shipped_config_of_another_family_is_refused(run_module, args, tmp_path):
+    shipped = tmp_path / "shipped.json"
+    shipped.write_text(json.dumps({**PAIRS[0].shipped, "architectures": ["DSparkDraftModel"]}))
+    result = run_module("dflash_config", {**args, "shipped_config": str(shipped)})
+    assert f"shipped config {shipped} is a DSpark drafter" in result["msg"]
+    assert not Path(args["dest"]).exists()
+
+
+def test_expected_digest(run_module, args, tmp_path):
+    weights = small(tmp_path)
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    args = {**args, "weights": str(weights), "expect_sha256": digest}
+    assert run_module("dflash_config", args)["changed"] is True
+    Path(args["dest"]).unlink()
+    result = run_module("dflash_config", {**args, "expect_sha256": "0" * 64})
+    assert "has the wrong SHA-256" in result["msg"]
+    assert digest in result["msg"]
+    assert not Path(args["dest"]).exists()
+
+
+def test_the_launch_is_checked_with_the_pair(run_module, args):
+    launch = {"tensor-parallel-size": 2, "speculative-config": {"num_speculative_tokens": 15}}
+    result = run_module("dflash_config", {**args, "launch": launch})
+    assert "drafting leaves -1536 tokens a step" in result["msg"]
+    launch |= {"max-num-seqs": 16, "max-num-batched-tokens": 8448}
+    assert run_module("dflash_config", {**args, "launch": launch})["changed"] is True
+
+
+def test_derivations_have_to_be_allowed(run_module, args, tmp_path):
+    tokenizer = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 248069, "content": "</think>"}]}
+    (tmp_path / "target" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    profile = {key: value for key, value in PROFILE_27B.items() if key != "mask_token_id"}
+    args = {**args, "weights": str(small(tmp_path)), "profile": profile}
+    assert "mask_token_id unknown" in run_module("dflash_config", args)["msg"]
+    allowed = ["mask_token_id", "rms_norm_eps", "hidden_act"]
+    result = run_module("dflash_config", {**args, "allow_derived": allowed})
+    assert result["config"]["dflash_config"]["mask_token_id"] == 248070
+    assert result["provenance"]["dflash_config.mask_token_id"].startswith("derived: first id after")
+    assert "value of allow_derived must be one" in run_module(
+        "dflash_config", {**args, "allow_derived": ["block_size"]}
+    )["msg"]  # fmt: skip

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""What reading a drafter's header costs: time, bytes, and pages of the file touched.
+
+    bench/header_cost.py [FILE]       without FILE: a generated drafter of 3.46 GB (made of holes)
+
+The file's pages are dropped from the cache before each run (posix_fadvise), and counted after it with
+mincore(2): an mmap that touches the payload shows there, and not in /proc/self/io. Compared with the
+safetensors library, in a fresh process each, since importing is part of the cost. The targets: under 50 ms
+from header to config, under 1 MiB read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "tests")]
+
+RUNS = 7
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+HEADER = """
+from dflash_rollout.safetensors import read_header
+read_header(PATH)
+"""
+CONFIG = """
+from dflash_rollout.drafter_config import render
+from dflash_rollout.safetensors import read_header
+from drafters import PROFILE_27B, QWEN3_6_27B
+render(read_header(PATH).tensors, QWEN3_6_27B, PROFILE_27B)
+"""
+LIBRARY = """
+from safetensors import safe_open
+with safe_open(PATH, framework="np") as opened:
+    {name: (opened.get_slice(name).get_dtype(), opened.get_slice(name).get_shape()) for name in opened.keys()}
+"""
+TIMED = """
+import sys, time
+sys.path[:0] = {paths!r}
+PATH = {path!r}
+start = time.perf_counter()
+{body}
+print(time.perf_counter() - start)
+start = time.perf_counter()
+{body}
+print(time.perf_counter() - start)
+"""
+
+
+def drop(path: str) -> None:
+    """Drop the file's clean pages from the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fdatasync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def resident(path: str) -> int:
+    """Pages of the file in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    size = os.path.getsize(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "mmap")
+        states = ctypes.create_string_buffer(-(-size // PAGE))
+        try:
+            if libc.mincore(address, size, states):
+                raise OSError(ctypes.get_errno(), "mincore")
+        finally:
+            libc.munmap(address, size)
+    finally:
+        os.close(descriptor)
+    return sum(byte & 1 for byte in states.raw[: -(-size // PAGE)])
+
+
+def measure(path: str, body: str) -> tuple[float, float, int]:
+    """Median seconds in a fresh process (with imports) and again, and pages resident after a cold run."""
+    cold, warm, pages = [], [], 0
+    for _ in range(RUNS):
+        drop(path)
+        before = resident(path)
+        code = TIMED.format(paths=sys.path[:2], path=path, body=body)
+        output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        first, second = output.stdout.split()
+        cold.append(float(first))
+        warm.append(float(second))
+        pages = resident(path) - before
+    return statistics.median(cold), statistics.median(warm), pages
+
+
+def main() -> None:
+    """Print the table for the file named, or for a generated one."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        if len(sys.argv) > 1:
+            path = sys.argv[1]
+        else:
+            from drafters import drafter_shapes, write_sparse
+
+            path = str(write_sparse(Path(folder) / "model.safetensors", drafter_shapes()).resolve())
+        print(
+            f"{os.path.getsize(path):,} bytes, {RUNS} runs each, page cache of the file dropped before each"
+        )
+        print(f"{'':<34}{'first, ms':>10}{'again, ms':>10}{'pages':>8}{'KiB of file':>12}")
+        for name, body in (
+            ("header", HEADER),
+            ("header and config", CONFIG),
+            ("the safetensors library (numpy)", LIBRARY),
+        ):
+            cold, warm, pages = measure(path, body)
+            kib = pages * PAGE // 1024
+            print(f"{name:<34}{cold * 1000:>10.1f}{warm * 1000:>10.2f}{pages:>8}{kib:>12}")
+
+
+if __name__ == "__main__":
+    main()
