@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -437,7 +438,8 @@ def _derive(
 def _refuse_missing(draft: _Draft, where: str, ambiguous: Mapping[str, list[KnownDrafter]]) -> None:
     values = draft.values
     missing = [key for key in ELSEWHERE if key not in values and key != "sliding_window"]
-    if "sliding_window" not in values and SLIDING in (values.get("layer_types") or ()):
+    kinds = values.get("layer_types")
+    if "sliding_window" not in values and isinstance(kinds, list) and SLIDING in kinds:
         missing.append("sliding_window")
     if not missing:
         return
@@ -499,7 +501,8 @@ def _check_values(values: dict[str, Any], taps: int, target: Target) -> None:
             remedy="take both from the same published config.json",
         )
     for key in ("rope_theta", "rms_norm_eps"):
-        if isinstance(values[key], bool) or not isinstance(values[key], (int, float)) or not values[key] > 0:
+        value = values[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             refuse(key, "a number above 0")
         values[key] = float(values[key])
     if not isinstance(values["hidden_act"], str):
@@ -540,6 +543,14 @@ def _assemble(draft: _Draft, target: Target, shipped: Facts | None) -> tuple[dic
     if values["target_hidden_size"] != values["hidden_size"]:
         config["target_hidden_size"] = values["target_hidden_size"]
         provenance["target_hidden_size"] = sources["target_hidden_size"] + ": vLLM sizes fc by it"
+    try:
+        json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RolloutError(
+            "a value can't be written as JSON",
+            found=str(error),
+            remedy="look for NaN or Infinity in rope_parameters and dflash_config",
+        ) from error
     return config, provenance
 
 
