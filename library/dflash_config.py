@@ -55,6 +55,10 @@ options:
       - The C(config.json) that came with the weights.
       - By default the one beside O(weights), unless it is O(dest). V("") ignores it.
     type: str
+  shipped:
+    description:
+      - The content of that C(config.json) as a dictionary, to use instead of O(shipped_config).
+    type: dict
   allow_derived:
     description:
       - Keys that may be derived when no source knows them. Each derivation is a warning.
@@ -162,6 +166,7 @@ def main() -> None:
             "dest": {"type": "path"},
             "profile": {"type": "dict", "default": {}},
             "shipped_config": {"type": "str"},
+            "shipped": {"type": "dict"},
             "allow_derived": {
                 "type": "list",
                 "elements": "str",
@@ -176,6 +181,7 @@ def main() -> None:
             ("weights", "tensors"),
             ("target_config", "target"),
             ("expect_sha256", "tensors"),
+            ("shipped_config", "shipped"),
         ],
         required_one_of=[("weights", "tensors"), ("target_config", "target")],
         supports_check_mode=True,
@@ -234,7 +240,9 @@ def read_tensors(given: dict, check: bool) -> dict[str, Tensor]:
 
 
 def read_shipped_of(given: dict) -> Facts | None:
-    """The facts of shipped_config, or of the config.json beside the weights."""
+    """The facts of shipped or shipped_config, or of the config.json beside the weights."""
+    if given["shipped"] is not None:
+        return facts_of(given["shipped"], "shipped config")
     path = given["shipped_config"]
     if path is None and given["weights"]:
         path = os.path.join(folder_of(given["weights"]), "config.json")

@@ -114,14 +114,14 @@ def read_header(path: str) -> Header:
     expected = 8 + length + payload
     if size < expected:
         raise RolloutError(
-            f"{path} is cut short: {expected - size:,} bytes are missing at its end",
+            f"{path} is cut short: {_bytes(expected - size)} missing at its end",
             found=f"{size:,} bytes",
             expected=f"{expected:,} bytes (8 + header {length:,} + payload {payload:,})",
             remedy="the transfer did not finish; resume it or " + _FETCH_AGAIN,
         )
     if size > expected:
         raise RolloutError(
-            f"{path} has {size - expected:,} bytes too many at its end",
+            f"{path} is too long by {_bytes(size - expected)}",
             found=f"{size:,} bytes",
             expected=f"{expected:,} bytes (8 + header {length:,} + payload {payload:,})",
             remedy="something was appended, or two downloads were mixed; " + _FETCH_AGAIN,
@@ -316,7 +316,7 @@ def _parse(path: str, raw: bytes) -> tuple[dict[str, Tensor], dict[str, str], in
     try:
         document = _load_strict(raw)
     except _BadHeader as error:
-        raise bad(f"in the header {error}") from error
+        raise bad(f"the header is damaged: {error}") from error
     except (UnicodeError, RecursionError) as error:
         raise bad("the header is damaged: it is not plain UTF-8 JSON") from error
     except ValueError as error:
@@ -334,7 +334,11 @@ def _parse(path: str, raw: bytes) -> tuple[dict[str, Tensor], dict[str, str], in
     spans: list[tuple[int, int, str]] = []
     for name, entry in document.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise bad(f"tensor {name}", found=_shown(entry), expected="exactly dtype, shape and data_offsets")
+            raise bad(
+                f"the header describes {name} in no known way",
+                found=_shown(entry),
+                expected="exactly dtype, shape and data_offsets",
+            )
         offsets = entry["data_offsets"]
         if not (isinstance(offsets, list) and len(offsets) == 2 and all(map(_is_u64, offsets))):
             raise bad(f"data_offsets of {name}", found=_shown(offsets), expected="[begin, end]")
@@ -343,7 +347,7 @@ def _parse(path: str, raw: bytes) -> tuple[dict[str, Tensor], dict[str, str], in
         if end - begin != tensor.nbytes:
             raise bad(
                 f"tensor {name} does not fill its place",
-                found=f"data_offsets {begin:,} to {end:,}, that is {end - begin:,} bytes",
+                found=f"data_offsets {begin:,} to {end:,}, {end - begin:,} bytes apart",
                 expected=f"{tensor.nbytes:,} bytes for {tensor.dtype} {list(tensor.shape)}",
             )
         tensors[name] = tensor
@@ -354,7 +358,7 @@ def _parse(path: str, raw: bytes) -> tuple[dict[str, Tensor], dict[str, str], in
     for begin, end, name in spans:
         if begin != end_before:
             raise bad(
-                f"{'a gap' if begin > end_before else 'an overlap'} of {abs(begin - end_before):,} bytes "
+                f"{'a gap' if begin > end_before else 'an overlap'} of {_bytes(abs(begin - end_before))} "
                 f"between {name_before} and {name}",
                 found=f"{name} begins at {begin:,}",
                 expected=f"{end_before:,}",
@@ -397,6 +401,10 @@ def _tensor(where: str, dtype: object, shape: object) -> Tensor:
 
 def _is_u64(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _U64_MAX
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,} byte{'' if count == 1 else 's'}"
 
 
 def _shown(value: object) -> str:

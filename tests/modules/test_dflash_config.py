@@ -134,6 +134,9 @@ def test_the_config_beside_the_weights_is_a_source(run_module, args, tmp_path):
     result = run_module("dflash_config", args)
     assert result["provenance"]["layer_types"] == f"shipped config {shipped}"
     assert result["config"]["dflash_config"]["mask_token_id"] == 248070
+    control = {key: value for key, value in args.items() if key != "weights"}
+    control |= {"tensors": as_json(drafter_shapes()), "shipped": PAIRS[0].shipped}
+    assert run_module("dflash_config", control)["config"] == result["config"]
     # Left out, it is not read, and what it knew is missing.
     assert "layer_types unknown" in run_module("dflash_config", {**args, "shipped_config": ""})["msg"]
 

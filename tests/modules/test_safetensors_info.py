@@ -26,5 +26,5 @@ def test_damage_is_a_message_not_a_traceback(run_module, tmp_path):
         stream.truncate(path.stat().st_size - 1)
     result = run_module("safetensors_info", {"path": str(path)})
     assert result["failed"] is True
-    assert f"{path} is cut short: 1 bytes are missing at its end. Found: 3,460," in result["msg"]
+    assert f"{path} is cut short: 1 byte missing at its end. Found: 3,460," in result["msg"]
     assert "What to do: the transfer did not finish" in result["msg"]

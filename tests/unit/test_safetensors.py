@@ -131,17 +131,21 @@ BROKEN_FILES = {
     "nan": (encode(b'{"a": NaN}', b""), "NaN is not JSON", "fetch"),
     "surrogate": (encode(b'{"\\ud800": {}}', b""), "not plain UTF-8 JSON", "fetch"),
     "twice": (encode(TWICE, b"x"), "'a' stands twice", "fetch"),
-    "truncated tail": (encode(one(shape=[5], offsets=[0, 5]), b"xy"), "cut short: 3 bytes", "resume"),
-    "trailing": (encode(one(), b"xyz"), "2 bytes too many", "appended"),
+    "truncated tail": (encode(one(shape=[5], offsets=[0, 5]), b"xy"), "cut short: 3 bytes missing", "resume"),
+    "trailing": (encode(one(), b"xyz"), "too long by 2 bytes", "appended"),
     "gap": (encode(two(4, 5), b"xxxxx"), "a gap of 2 bytes between a and b", "b begins at 4"),
-    "overlap": (encode(two(1, 3), b"xxx"), "an overlap of 1 bytes between a and b", "fetch"),
+    "overlap": (encode(two(1, 3), b"xxx"), "an overlap of 1 byte between a and b", "fetch"),
     "wrong extent": (encode(one(shape=[2]), b"x"), "a does not fill its place", "2 bytes for U8 [2]"),
     "dtype": (encode(one(dtype="F8_E3M4"), b"x"), "unknown dtype", "F8_E3M4"),
     "negative": (encode(NEGATIVE, b"x"), "out of range", "-1"),
     "overflow": (encode(one(shape=[2**63, 4, 0], offsets=[0, 0])), "too large to exist", "fetch"),
     "half byte": (encode(one(dtype="F4", shape=[3], offsets=[0, 2]), b"xx"), "end at a byte", "12 bits"),
     "metadata": (encode(METADATA, b"x"), "__metadata__ is not a table of strings", "fetch"),
-    "entry": (encode({"a": ["U8", [1], [0, 1]]}, b"x"), "tensor a", "exactly dtype, shape and data_offsets"),
+    "entry": (
+        encode({"a": ["U8", [1], [0, 1]]}, b"x"),
+        "describes a in no known way",
+        "exactly dtype, shape and data_offsets",
+    ),
 }
 
 
@@ -312,4 +316,5 @@ def test_size_is_exact(scratch, change):
     content = encode(one(shape=[40], offsets=[0, 40]), b"x" * 40)
     scratch.write_bytes(content[:change] if change < 0 else content + b"y" * change)
     message = diagnosis(scratch)
-    assert (f"{-change:,} bytes are missing" if change < 0 else f"{change:,} bytes too many") in message
+    size = f"{abs(change)} byte{'' if abs(change) == 1 else 's'}"
+    assert (f"{size} missing" if change < 0 else f"too long by {size}.") in message
