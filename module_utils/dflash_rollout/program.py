@@ -13,7 +13,7 @@ import sys
 
 from . import gate
 
-# Of those numbers that systemd shows with no meaning of its own; the first three are no reason to start again.
+# Numbers to which systemd gives no name of its own. After the first three it doesn't start the program again.
 EXIT_REFUSED, EXIT_ROLLED_BACK, EXIT_STRANDED, EXIT_RUNNING = 10, 11, 12, 13
 
 

@@ -146,7 +146,7 @@ class Switchover:
         if direction == "confirm":
             self._to(CONFIRMED, must_persist=False)
         elif direction == "back" and rebooted:
-            cause = record["cause"] or f"the host was restarted while the switch was in {record['state']}"
+            cause = record["cause"] or f"The host was restarted in {record['state']}."
             log = record["log_tail"] or self._log(record["new"])
             self._to(ROLLING_BACK, must_persist=False, cause=cause, log_tail=log)
         elif direction != "nothing":
@@ -478,7 +478,8 @@ class Switchover:
         self._remember(self._members(new))
         group = self._stop_server(new, since)
         facts: dict = {}
-        if old is None or not self.host.show(old["unit"]).running:
+        new_may_have_started = any(entry["state"] == GPU_FREE for entry in self.record["states"])
+        if new_may_have_started and (old is None or not self.host.show(old["unit"]).running):
             groups = {group, *self.record["control_groups"]} - {""}
             try:
                 self._wait_free(sorted(groups), self.host.now())

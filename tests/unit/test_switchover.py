@@ -374,6 +374,7 @@ def test_memory_that_nobody_holds_and_that_never_gets_free(bed):
     assert states(record) == ["PREPARED", "OLD_STOPPED", *BACK]
     assert "40001 MiB used on GPU 0" in record["cause"]
     assert bed.host.starts == [OLD]
+    assert record["outage_s"] < 130, "the limit is waited for once: the new server never started"
 
 
 def test_an_old_server_that_not_even_sigkill_ends(bed):
@@ -524,7 +525,7 @@ def test_a_power_cut_and_an_old_server_that_does_not_come_back(bed):
     bed.host.power_cut(bed.store)
     record = bed.program()
     assert record["state"] == "STRANDED"
-    assert "restarted while the switch was in" in record["cause"]
+    assert "The host was restarted in " in record["cause"]
     bed.check_invariants(record)
 
 
