@@ -243,7 +243,7 @@ def render(
     warnings, environment = effects(
         vllm_version, draft.values["layer_types"], draft.values.get("sliding_window")
     )
-    draft.warnings += warnings
+    draft.warnings += warnings + _doubtful_mask(draft, target_config)
     if extra:
         draft.warnings.append(
             f"{where} is of an older revision that carries {' and '.join(extra)} of its target again: vLLM "
@@ -507,6 +507,20 @@ def _check_values(values: dict[str, Any], taps: int, target: Target) -> None:
         values[key] = float(values[key])
     if not isinstance(values["hidden_act"], str):
         refuse("hidden_act", "the name of an activation, such as silu")
+
+
+def _doubtful_mask(draft: _Draft, target_config: Mapping[str, Any]) -> list[str]:
+    """A mask that is the target's eos or pad: measured, it made drafting slower than none at all."""
+    mask = draft.values["mask_token_id"]
+    for section in (target_config, text_section(target_config)):
+        for key in ("eos_token_id", "pad_token_id"):
+            ids = section.get(key)
+            if mask in (ids if isinstance(ids, list) else [ids]):
+                return [
+                    f"mask_token_id {mask} ({draft.sources['mask_token_id']}) is the target's {key}: hardly "
+                    "any drafter was trained so, and a wrong mask makes drafting slower than none."
+                ]
+    return []
 
 
 def _assemble(draft: _Draft, target: Target, shipped: Facts | None) -> tuple[dict[str, Any], dict[str, str]]:

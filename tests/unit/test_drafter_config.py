@@ -136,6 +136,20 @@ def test_all_missing_keys_in_one_message_and_nothing_guessed():
     assert "target_layer_ids from" not in message
 
 
+@pytest.mark.parametrize(
+    ("section", "ids"),
+    [
+        ({"eos_token_id": 248070}, "eos"),
+        ({"eos_token_id": [5, 248070]}, "eos"),
+        ({"pad_token_id": 248070}, "pad"),
+    ],
+)
+def test_a_mask_that_ends_or_pads_is_doubted(section, ids):
+    target = {**QWEN3_6_27B, "text_config": {**QWEN3_6_27B["text_config"], **section}}
+    assert any(f"is the target's {ids}_token_id" in w for w in render_27b(target=target).warnings)
+    assert not any("is the target's" in warning for warning in render_27b().warnings if "mask" in warning)
+
+
 @pytest.mark.parametrize("key", ["mask_token_id", "sliding_window"])
 def test_null_is_unknown(key):
     refused(f"{key} unknown", profile={**PROFILE_27B, key: None}, shapes=UNKNOWN)
