@@ -327,10 +327,9 @@ def _start(bed: Bed, host: Host) -> None:
     run("ip", "link", "del", host.interface, check=False)
     disk = _disk(bed, host)
     lower = ":".join(f"{image}/tree" for image in bed.images)
-    groups = make_cgroups(bed.name, host.name)
-    for group in groups:
-        (group / "loop").mkdir(exist_ok=True)
-        (group / "nspawn").mkdir(exist_ok=True)
+    # Each host's own: nspawn with --keep-unit puts the guest below the group that nspawn is in.
+    make_cgroups(bed.name, host.name, "loop")
+    groups = [group.parent for group in make_cgroups(bed.name, host.name, "nspawn")]
     Path("/run/systemd/nspawn").mkdir(parents=True, exist_ok=True)
     nspawn = [
         program("systemd-nspawn") or "systemd-nspawn",
