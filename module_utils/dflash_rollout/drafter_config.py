@@ -238,6 +238,7 @@ def render(
         _take_best(key, stated, draft)
     ambiguous = _take_known(geometry, target, profile or {}, draft)
     _derive(target, taps, allow_derived, first_free_token, draft)
+    _drop_foreign_window(draft)
     _refuse_missing(draft, where, ambiguous)
     _check_values(draft.values, taps, target)
     warnings, environment = effects(
@@ -433,6 +434,17 @@ def _derive(
             draft.warnings.append(
                 f"{key} {value} is derived ({how}), not known: compare with the published config."
             )
+
+
+def _drop_foreign_window(draft: _Draft) -> None:
+    """A window goes with the layer_types of its own source; where a better one says all full, it is moot."""
+    kinds = draft.values.get("layer_types")
+    if (
+        isinstance(kinds, list)
+        and SLIDING not in kinds
+        and draft.sources.get("sliding_window") != draft.sources["layer_types"]
+    ):
+        draft.values.pop("sliding_window", None)
 
 
 def _refuse_missing(draft: _Draft, where: str, ambiguous: Mapping[str, list[KnownDrafter]]) -> None:

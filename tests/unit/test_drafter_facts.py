@@ -77,6 +77,15 @@ def test_twins_are_told_apart_or_refused():
     assert rendered.config["layer_types"] == QWEN3_6.layer_types
 
 
+@pytest.mark.parametrize("shipped", [None, QWEN3_6.shipped])
+def test_all_full_from_a_better_source_leaves_no_window(shipped):
+    profile = {"layer_types": [FULL] * 5}
+    rendered = render_pair(QWEN3_6, profile, shipped, target_name="/models/Qwen3.6-27B")
+    assert rendered.config["sliding_window"] is None
+    assert rendered.config["use_sliding_window"] is False
+    assert any(w.startswith("layer_types: profile says") for w in rendered.warnings)
+
+
 def test_a_drafter_that_this_is_not_is_refused():
     refused("can't be z-lab/Qwen3.6-35B-A3B-DFlash", profile={"drafter": "z-lab/Qwen3.6-35B-A3B-DFlash"})
 
