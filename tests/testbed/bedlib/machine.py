@@ -241,11 +241,11 @@ def why_not_bootable() -> str | None:
         try:
             run("unshare", "--mount", "sh", "-c", _TRY_MOUNTS, "sh", scratch)
         except BedError as error:
-            return "no overlay can be mounted here: " + " ".join(str(error).splitlines()[1:])
+            return "no overlay can be mounted here: " + str(error).splitlines()[-1]
     if program("ip"):
         try:
             run("ip", "link", "add", "vd-can-boot", "type", "bridge")
             run("ip", "link", "del", "vd-can-boot")
         except BedError as error:
-            return "no bridge can be made here: " + " ".join(str(error).splitlines()[1:])
+            return "no bridge can be made here: " + str(error).splitlines()[-1]
     return None
