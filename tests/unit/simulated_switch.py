@@ -94,6 +94,7 @@ class SimulatedHost:
     signals: list[tuple[int, str]] = field(default_factory=list)
     two_servers: list[str] = field(default_factory=list)
     watchdogs: tuple[str, ...] = ()
+    strangers: list[Process] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
 
     def tick(self) -> None:
@@ -182,7 +183,8 @@ class SimulatedHost:
         found = [
             (server.group, process) for server in self.servers.values() for process in server.processes()
         ]
-        return found + [("/user.slice", s.worker_left) for s in self.servers.values() if s.worker_left]
+        left = [server.worker_left for server in self.servers.values() if server.worker_left]
+        return found + [("/user.slice", process) for process in left + self.strangers]
 
     def members(self, groups, recorded=()) -> list[Process]:
         self.tick()
@@ -192,6 +194,7 @@ class SimulatedHost:
     def send_signal(self, process: Process, number: signal.Signals) -> bool:
         self.tick()
         self.signals.append((process.pid, number.name))
+        assert process not in self.strangers
         for server in self.servers.values():
             if server.worker_left == process and (
                 number == signal.SIGKILL or not server.worker_ignores_sigterm

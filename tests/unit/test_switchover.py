@@ -10,7 +10,7 @@ from dflash_rollout import store as store_module
 from dflash_rollout.gpus import GpuProcess
 from dflash_rollout.store import SERVER_SPEC, SETTINGS_SPEC, complete
 from dflash_rollout.switchover import Switchover
-from dflash_rollout.units import Listener
+from dflash_rollout.units import Listener, Process
 from simulated_switch import Killed, SimulatedDisk, SimulatedHost, SimulatedServer, SimulatedStore
 
 OLD, NEW = "sglang.service", "vllm-dflash@a.service"
@@ -482,11 +482,11 @@ def test_killed_again_and_again_it_gets_there(bed):
     bed.store.hand_over(bed.order)
     record, runs = None, 0
     while record is None:
-        # Long enough for the longest step, the 20 polls of the start.
-        bed.host.kill_at_call = 150 + runs
+        bed.host.kill_at_call = 35
         record = bed.program()
         runs += 1
         assert runs < 100
+    assert runs > 3
     assert record["state"] == "CONFIRMED"
     bed.check_invariants(record)
 
@@ -527,6 +527,32 @@ def test_a_power_cut_and_an_old_server_that_does_not_come_back(bed):
     assert record["state"] == "STRANDED"
     assert "The host was restarted in " in record["cause"]
     bed.check_invariants(record)
+
+
+def test_after_a_boot_a_process_with_the_pid_and_start_time_of_an_old_one_is_a_stranger(bed):
+    bed.old.enabled, bed.new.ready_after = False, None
+    bed.store.hand_over(bed.order)
+    bed.host.kill_at_call = 200
+    bed.program()
+    earlier = bed.store.record()
+    assert earlier["state"] == "NEW_STARTED"
+    assert {"pid": 1011, "start_ticks": 1001, "user": "llm", "command": f"{OLD} 1"} in earlier["processes"]
+    bed.host.power_cut(bed.store)
+    bed.host.strangers = [Process(1011, 1001, "llm", f"{OLD} 1")]
+    bed.host.foreign = [GpuProcess(1011, "GPU-0", 0, "python3", 20000, "alice", "python3 train.py")]
+    before = list(bed.host.signals)
+    assert bed.program()["state"] == "ROLLED_BACK"
+    assert bed.host.signals == before
+
+
+def test_a_commit_whose_durability_failed_is_a_commit(bed, monkeypatch):
+    def write_json(path, value, mode=0o644):
+        bed.disk.write_json(path, value, mode)
+        if path.endswith("serving.json"):
+            raise OSError("fsync of the directory failed")
+
+    monkeypatch.setattr(store_module, "write_json", write_json)
+    assert states(bed.switch()) == FORWARD
 
 
 def test_a_second_order_is_not_taken_while_one_is_there(bed):
