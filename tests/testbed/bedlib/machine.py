@@ -64,6 +64,14 @@ def run(
     return done.stdout
 
 
+def _flocked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
     """Hold an flock on `path`; yields whether it is held (False only with wait=False)."""
@@ -71,15 +79,15 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[boo
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                yield False
-                return
+        held = _flocked(descriptor, kind)
+        end = time.monotonic() + (1 if wait else 0)
+        while not held and time.monotonic() < end:
+            time.sleep(0.02)
+            held = _flocked(descriptor, kind)
+        if not held and wait:
             log(f"waiting for another process that holds {path}")
             fcntl.flock(descriptor, kind)
-        yield True
+        yield held or wait
     finally:
         os.close(descriptor)
 

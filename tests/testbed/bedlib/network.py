@@ -63,6 +63,7 @@ def open_outside(bridge: str, subnet: str) -> None:
     # Docker and ufw set the FORWARD policy to DROP, which an accept in a table of ours can't undo.
     if program("iptables") and "-P FORWARD DROP" in run("iptables", "-S", "FORWARD"):
         for rule in _forward_rules(bridge):
+            run("iptables", "-w", "-D", "FORWARD", *rule, check=False)  # there already, if the bed is up
             run("iptables", "-w", "-I", "FORWARD", *rule)
 
 
