@@ -14,7 +14,7 @@ from drafters import drafter_shapes, write_sparse
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "module_utils"))
 
-from dflash_rollout.vllm_yaml import to_yaml  # noqa: E402
+from dflash_rollout.vllm_yaml import to_yaml
 
 pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
@@ -177,7 +177,7 @@ def test_tensor_too_many(check):
 
 
 def test_three_taps(check):
-    """Named in both keys, the drafter's fc does not fit; in one of them, it fits and would be fed too little."""
+    """In both keys, the drafter's fc does not fit; in one of them it does, and would be fed too little."""
     both = {
         "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 31, 61]},
         "eagle_aux_hidden_state_layer_ids": [2, 32, 62],
