@@ -306,7 +306,8 @@ def _enable_units(seed: Path, *, sglang: bool) -> None:
 
 # Runs in a mount namespace of its own: its mounts go when its last process goes, whatever killed it.
 # The tmpfs: nspawn can't clean up behind a guest that reboots when /run isn't one.
-# 133: the guest rebooted; with --keep-unit nspawn leaves booting again to its caller.
+# 133: the guest rebooted; with --keep-unit nspawn leaves booting again to its caller. Its cgroup has to be a
+# new one then: one that passed controllers down takes no process any more.
 _LOOP = """
 set -eu
 for group in $CGROUPS; do echo $$ > "$group/loop/cgroup.procs"; done
@@ -314,6 +315,10 @@ mount -t tmpfs -o mode=0755 tmpfs /run/systemd/nspawn
 mount -t overlay -o "$OVERLAY" overlay "$ROOT"
 [ -e "$UPPER/etc/ld.so.cache" ] || chroot "$ROOT" /sbin/ldconfig
 while :; do
+    for group in $CGROUPS; do
+        while [ -e "$group/nspawn" ] && ! find "$group/nspawn" -depth -type d -delete; do sleep 0.05; done
+        mkdir "$group/nspawn"
+    done
     code=0
     sh -c 'for g in $CGROUPS; do echo $$ > "$g/nspawn/cgroup.procs"; done; exec "$@"' sh "$@" || code=$?
     [ "$code" -eq 133 ] || exit "$code"
@@ -328,8 +333,7 @@ def _start(bed: Bed, host: Host) -> None:
     disk = _disk(bed, host)
     lower = ":".join(f"{image}/tree" for image in bed.images)
     # Each host's own: nspawn with --keep-unit puts the guest below the group that nspawn is in.
-    make_cgroups(bed.name, host.name, "loop")
-    groups = [group.parent for group in make_cgroups(bed.name, host.name, "nspawn")]
+    groups = [group.parent for group in make_cgroups(bed.name, host.name, "loop")]
     Path("/run/systemd/nspawn").mkdir(parents=True, exist_ok=True)
     nspawn = [
         program("systemd-nspawn") or "systemd-nspawn",
