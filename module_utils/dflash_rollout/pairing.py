@@ -123,16 +123,16 @@ def _check_parallel(
 
 
 def _check_budget(flags: Mapping[str, Any], drafted: int) -> list[str]:
-    """vLLM keeps K − 1 slots for each request free of the tokens that it may schedule in a step."""
+    """vLLM keeps K − 1 slots a request free of the tokens of a step; a draft of every request needs K + 1."""
     batched = _number(flags, "max-num-batched-tokens", DEFAULT_BATCHED_TOKENS)
     seqs = _number(flags, "max-num-seqs", DEFAULT_SEQS)
     schedulable = batched - (drafted - 1) * seqs
-    least = max((drafted - 1) * seqs + 1, seqs * (drafted + 1))
+    least = seqs * (drafted + 1)
     settings = (
         f"max-num-batched-tokens {batched}{_default(flags, 'max-num-batched-tokens')}, "
         f"max-num-seqs {seqs}{_default(flags, 'max-num-seqs')}, num_speculative_tokens {drafted}"
     )
-    if schedulable < 1 or batched < seqs * (drafted + 1):
+    if batched < least:
         raise RolloutError(
             f"drafting leaves {schedulable} tokens a step to schedule"
             if schedulable < 1

@@ -171,6 +171,7 @@ def test_derivations_can_be_forbidden():
         ({"target_layer_ids": [1, 16, 31]}, ["target_layer_ids", "5 layers", "5 × 5120"]),
         ({"target_layer_ids": [1, 16, 31, 46, 64]}, ["target_layer_ids", "0 to 63"]),
         ({"target_layer_ids": [16, 1, 31, 46, 61]}, ["target_layer_ids", "ascending"]),
+        ({"target_layer_ids": [1, 1, 31, 46, 61]}, ["target_layer_ids", "ascending"]),
         ({"layer_types": ["full_attention"] * 4}, ["layer_types", "5 entries"]),
         ({"layer_types": ["linear_attention"] * 5}, ["layer_types"]),
         ({"layer_types": ["full_attention"] * 5}, ["sliding_window and layer_types contradict"]),

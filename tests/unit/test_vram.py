@@ -136,6 +136,16 @@ def test_target_without_linear_attention():
     assert layout.blocks_of_request(33) == 3
 
 
+def test_groups_of_nearly_equal_kinds_are_padded_to_the_largest():
+    """7 linear, 6 full and 5 drafter layers: vLLM makes three groups of up to 7, not four of 5."""
+    target = copy.deepcopy(QWEN3_6_27B)
+    target["text_config"]["layer_types"] = ["linear_attention"] * 7 + ["full_attention"] * 6
+    layout = cache_layout(target, GEOMETRY)
+    assert layout.block_bytes == 7 * 864 * 4096
+    assert layout.attention_tokens == (864, 864)
+    assert layout.state_groups == 1
+
+
 def test_page_sizes_that_vllm_cannot_unify_are_refused():
     with pytest.raises(RolloutError, match="cache blocks of one size"):
         cache_layout(QWEN3_6_27B, dataclasses.replace(GEOMETRY, num_key_value_heads=12))
