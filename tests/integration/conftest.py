@@ -20,7 +20,9 @@ RUN = Path("/run/vllm-dflash-testbed")
 
 def bed(*arguments: str, timeout: float = 1800) -> str:
     """Run one verb of the test bed; its progress goes to the terminal."""
-    return subprocess.run([*BED, *arguments], check=True, stdout=subprocess.PIPE, text=True, timeout=timeout).stdout
+    return subprocess.run(
+        [*BED, *arguments], check=True, stdout=subprocess.PIPE, text=True, timeout=timeout
+    ).stdout
 
 
 @dataclass
@@ -43,21 +45,35 @@ class Host:
     def run(self, command: str, *, check: bool = True, timeout: float = 300) -> str:
         """What a shell command prints, run as root over ssh."""
         done = subprocess.run(
-            ["ssh", "-F", str(RUN / self.bed / "ssh_config"), self.name, f"sudo sh -c {shlex.quote(command)}"],
+            [
+                "ssh",
+                "-F",
+                str(RUN / self.bed / "ssh_config"),
+                self.name,
+                f"sudo sh -c {shlex.quote(command)}",
+            ],
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
         if check and done.returncode:
-            raise AssertionError(f"{self.name}: {command!r} ended with {done.returncode}: {done.stderr}{done.stdout}")
+            raise AssertionError(
+                f"{self.name}: {command!r} ended with {done.returncode}: {done.stderr}{done.stdout}"
+            )
         return done.stdout.strip()
 
     def put(self, content: str | bytes, remote: str) -> None:
         """Write a file on the host, as root."""
         data = content if isinstance(content, bytes) else content.encode()
         subprocess.run(
-            ["ssh", "-F", str(RUN / self.bed / "ssh_config"), self.name, f"sudo tee {shlex.quote(remote)} >/dev/null"],
+            [
+                "ssh",
+                "-F",
+                str(RUN / self.bed / "ssh_config"),
+                self.name,
+                f"sudo tee {shlex.quote(remote)} >/dev/null",
+            ],
             input=data,
             check=True,
             timeout=300,
@@ -69,7 +85,11 @@ class Host:
         done = subprocess.run(
             argv + (["--check"] if check_mode else []),
             cwd=ROOT,
-            env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
+            env={
+                **os.environ,
+                "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
+                "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+            },
             capture_output=True,
             text=True,
             timeout=1200,
@@ -84,7 +104,16 @@ class Host:
 
     def get(self, url: str, *, body: dict | None = None, timeout: float = 30) -> dict:
         """Ask a server on the host, from this machine, and return the JSON of its answer."""
-        argv = ["curl", "--silent", "--fail-with-body", "--noproxy", "*", "--max-time", str(timeout), f"http://{self.address}:{url}"]
+        argv = [
+            "curl",
+            "--silent",
+            "--fail-with-body",
+            "--noproxy",
+            "*",
+            "--max-time",
+            str(timeout),
+            f"http://{self.address}:{url}",
+        ]
         if body is not None:
             argv += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
         return json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
@@ -93,13 +122,21 @@ class Host:
     def address(self) -> str:
         """Its address on the bed's bridge."""
         inventory = json.loads(self.inventory.read_text())
-        return inventory["all"]["children"]["gpu_hosts"]["children"]["qwen3_6_27b_dflash"]["hosts"][self.name]["ansible_host"]
+        return inventory["all"]["children"]["gpu_hosts"]["children"]["qwen3_6_27b_dflash"]["hosts"][
+            self.name
+        ]["ansible_host"]
 
     def wait(self, condition: str, seconds: float = 60) -> None:
         """Wait until a shell command succeeds on the host."""
         deadline = time.monotonic() + seconds
         while subprocess.run(
-            ["ssh", "-F", str(RUN / self.bed / "ssh_config"), self.name, f"sudo sh -c {shlex.quote(condition)}"],
+            [
+                "ssh",
+                "-F",
+                str(RUN / self.bed / "ssh_config"),
+                self.name,
+                f"sudo sh -c {shlex.quote(condition)}",
+            ],
             capture_output=True,
             check=False,
         ).returncode:
@@ -123,7 +160,17 @@ class Fleet:
         """`ansible-playbook` as a user types it, with the project's inventory and the bed's."""
         extra = {"drafter_source": str(self.drafter), **variables}
         done = subprocess.run(
-            ["ansible-playbook", "-i", "inventory", "-i", str(self.inventory), playbook, "-e", json.dumps(extra), *options],
+            [
+                "ansible-playbook",
+                "-i",
+                "inventory",
+                "-i",
+                str(self.inventory),
+                playbook,
+                "-e",
+                json.dumps(extra),
+                *options,
+            ],
             cwd=ROOT,
             env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
             capture_output=True,
@@ -136,7 +183,9 @@ class Fleet:
         for line in output.partition("PLAY RECAP")[2].splitlines()[1:]:
             host, colon, counts = line.partition(" : ")
             if colon:
-                recap[host.strip()] = {key: int(value) for key, value in (word.split("=") for word in counts.split())}
+                recap[host.strip()] = {
+                    key: int(value) for key, value in (word.split("=") for word in counts.split())
+                }
         return Play(done.returncode, output, recap)
 
 
@@ -152,12 +201,22 @@ def bootable() -> None:
     bed("prepare")
 
 
+def _drafter(folder: Path, size: str) -> Path:
+    path = folder / "model.safetensors"
+    subprocess.run([sys.executable, str(ROOT / "tests/testbed/make_drafter.py"), str(path), size], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def sparse_drafter(tmp_path_factory) -> Path:
+    """The published shapes; the payload is a hole, so that nothing of it takes disk."""
+    return _drafter(tmp_path_factory.mktemp("sparse"), "--sparse")
+
+
 @pytest.fixture(scope="session")
 def small_drafter(tmp_path_factory) -> Path:
-    """The published shapes; the payload is a hole, so that nothing of it takes disk."""
-    path = tmp_path_factory.mktemp("drafter") / "model.safetensors"
-    subprocess.run([sys.executable, str(ROOT / "tests/testbed/make_drafter.py"), str(path), "--sparse"], check=True)
-    return path
+    """The same names and layers, narrow: it travels at once. Goes with hosts booted with --small."""
+    return _drafter(tmp_path_factory.mktemp("small"), "--small")
 
 
 def _boot(name: str, count: int, *options: str) -> list[Host]:
@@ -170,7 +229,7 @@ def fleet(bootable, small_drafter, request):
     """Fresh hosts with the release layer, SGLang serving. `@pytest.mark.parametrize("fleet", [2], indirect=True)` for more than one."""
     name = "it"
     bed("down", name)
-    hosts = _boot(name, getattr(request, "param", 1), "--layer")
+    hosts = _boot(name, getattr(request, "param", 1), "--layer", "--small")
     for host in hosts:
         host.wait("curl -sf http://127.0.0.1:30000/v1/models")
     yield Fleet(hosts, small_drafter)
@@ -189,9 +248,14 @@ def layer_host(bootable):
 @pytest.fixture(scope="session")
 def full_drafter(bootable) -> Path:
     """3.46 GB of random weights in the published shapes, kept in the test bed's cache: the demo uses the same file."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-dflash-testbed" / "drafter"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-dflash-testbed" / "drafter"
+    )
     path = cache / "model.safetensors"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, str(ROOT / "tests/testbed/make_drafter.py"), str(path), "--full-size"], check=True)
+        subprocess.run(
+            [sys.executable, str(ROOT / "tests/testbed/make_drafter.py"), str(path), "--full-size"],
+            check=True,
+        )
     return path

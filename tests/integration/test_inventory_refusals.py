@@ -61,5 +61,7 @@ def test_group_missing(tmp_path):
 
 
 def test_limit_does_not_go_round_the_check(tmp_path):
-    said = play(tmp_path, f"gpu_hosts:\n{HOST}  vars: {{{GOOD}, drafter_sorce: /x}}\n", "--limit", "gpu1.invalid")
+    said = play(
+        tmp_path, f"gpu_hosts:\n{HOST}  vars: {{{GOOD}, drafter_sorce: /x}}\n", "--limit", "gpu1.invalid"
+    )
     assert "drafter_source" in said

@@ -12,12 +12,12 @@ pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
 
 @pytest.fixture(scope="module")
-def fleet(bootable, small_drafter):
+def fleet(bootable, sparse_drafter):
     """One host for all refusals: none of them may leave a trace."""
     bed("down", "no")
     hosts = _boot("no", 1, "--layer")
     hosts[0].wait("curl -sf http://127.0.0.1:30000/v1/models")
-    yield Fleet(hosts, small_drafter)
+    yield Fleet(hosts, sparse_drafter)
     bed("down", "no")
 
 
@@ -29,7 +29,9 @@ def undisturbed(fleet):
     assert before != "0"
     yield host
     assert host.show("sglang.service", "MainPID") == before
-    assert host.get(":30000/v1/completions", body={"model": "Qwen3.6-27B", "prompt": "x", "max_tokens": 2})["choices"][0]["text"]
+    assert host.get(":30000/v1/completions", body={"model": "Qwen3.6-27B", "prompt": "x", "max_tokens": 2})[
+        "choices"
+    ][0]["text"]
 
 
 def refused(play, *words: str) -> None:
@@ -57,7 +59,9 @@ def test_drafter_of_another_digest(fleet, undisturbed):
 
 
 def test_target_folder_missing(fleet, undisturbed):
-    refused(fleet.play(vllm_service_target="/root/models/absent"), "target: found no folder /root/models/absent")
+    refused(
+        fleet.play(vllm_service_target="/root/models/absent"), "target: found no folder /root/models/absent"
+    )
 
 
 def test_not_enough_gpu_memory(fleet, undisturbed):
@@ -90,7 +94,9 @@ def test_foreign_process_on_a_gpu(fleet, undisturbed):
 
 
 def test_all_reasons_of_a_host_at_once(fleet, undisturbed):
-    play = fleet.play(vllm_service_target="/root/models/absent", gpu_host_min_driver="999", vllm_python="/nowhere/python3")
+    play = fleet.play(
+        vllm_service_target="/root/models/absent", gpu_host_min_driver="999", vllm_python="/nowhere/python3"
+    )
     refused(play, "NVIDIA driver: found 580", "Python: found /nowhere/python3", "target: found no folder")
 
 

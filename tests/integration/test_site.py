@@ -25,14 +25,19 @@ def fleet(bootable, full_drafter):
 
 
 def completion(host) -> dict:
-    return host.get(":30000/v1/completions", body={"model": "Qwen3.6-27B", "prompt": "Hello", "max_tokens": 8})
+    return host.get(
+        ":30000/v1/completions", body={"model": "Qwen3.6-27B", "prompt": "Hello", "max_tokens": 8}
+    )
 
 
 def test_check_mode_shows_a_fresh_host_what_would_be_written(fleet):
     before = [host.show("sglang.service", "MainPID") for host in fleet.hosts]
     play = fleet.play("site.yml", "--check", "--diff")
     assert play.status == 0, play.output
-    assert '+  "mask_token_id": 248070' in play.output.replace("\t", "  ") or '"mask_token_id": 248070' in play.output
+    assert (
+        '+  "mask_token_id": 248070' in play.output.replace("\t", "  ")
+        or '"mask_token_id": 248070' in play.output
+    )
     assert "+max-num-batched-tokens: 8448" in play.output
     assert "+ExecStart=/opt/vllm-dflash/releases/%i/venv/bin/vllm serve --config" in play.output
     assert "not checked" in play.output

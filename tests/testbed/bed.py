@@ -40,7 +40,13 @@ def up(args: argparse.Namespace) -> int:
 
     with hosts.bed_lock(args.bed):
         bed = hosts.up(
-            args.bed, args.hosts, images, layer=args.layer, sglang=args.sglang, outside=args.outside
+            args.bed,
+            args.hosts,
+            images,
+            layer=args.layer,
+            sglang=args.sglang,
+            outside=args.outside,
+            small=args.small,
         )
     machine.log(f"bed {args.bed} is up ({time.monotonic() - begin:.1f} s): {bed.run / 'inventory.yml'}")
     print(bed.run / "inventory.yml")
@@ -126,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parts.add_argument("--layer", action="store_true", help="with the release layer under every host")
     parts.add_argument("--command", **command)
     parts.add_argument("--no-sglang", dest="sglang", action="store_false", help="don't enable sglang.service")
+    parts.add_argument("--small", action="store_true", help="the narrow target, for make_drafter.py --small")
     parts.add_argument("--no-outside", dest="outside", action="store_false", help="no route out of the bed")
     parts = verb("down", down)
     parts.add_argument("bed", nargs="?")

@@ -20,6 +20,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from populate import populate
+
 from . import network
 from .base import ensure_driver, extra_certificates, multiarch, ssh_key
 from .machine import (
@@ -72,6 +74,7 @@ class Bed:
     layer: bool  # is the release layer among them
     sglang: bool
     outside: bool
+    small: bool  # is the simulated target the narrow one
     disks: str
 
     @property
@@ -125,7 +128,14 @@ def bed_lock(name: str) -> contextlib.AbstractContextManager[bool]:
 
 
 def up(
-    name: str, count: int, images: Callable[[], list[Path]], *, layer: bool, sglang: bool, outside: bool
+    name: str,
+    count: int,
+    images: Callable[[], list[Path]],
+    *,
+    layer: bool,
+    sglang: bool,
+    outside: bool,
+    small: bool,
 ) -> Bed:
     """Boot what of the bed isn't running, wait until every host answers ssh, write inventory and ssh_config.
 
@@ -133,7 +143,7 @@ def up(
     Call with bed_lock(name) held.
     """
     bed = load(name)
-    wanted = {"hosts": count, "layer": layer, "sglang": sglang, "outside": outside}
+    wanted = {"hosts": count, "layer": layer, "sglang": sglang, "outside": outside, "small": small}
     if bed is None:
         bed = _new_bed(name, images, **wanted)
     else:
@@ -160,7 +170,14 @@ def up(
 
 
 def _new_bed(
-    name: str, images: Callable[[], list[Path]], *, hosts: int, layer: bool, sglang: bool, outside: bool
+    name: str,
+    images: Callable[[], list[Path]],
+    *,
+    hosts: int,
+    layer: bool,
+    sglang: bool,
+    outside: bool,
+    small: bool,
 ) -> Bed:
     _remove_remains(name, CACHE / "beds" / name)
     tag = hashlib.sha256(name.encode()).hexdigest()[:6]
@@ -182,6 +199,7 @@ def _new_bed(
             layer=layer,
             sglang=sglang,
             outside=outside,
+            small=small,
             disks=str(CACHE / "beds" / name),
         )
         bed.save()
@@ -225,6 +243,7 @@ def _make_disk(bed: Bed, host: Host) -> None:
         _install(seed, lower, library, seed / "usr/lib" / multiarch() / soname)
     _copy_host_files(seed, lower)
     _enable_units(seed, sglang=bed.sglang)
+    populate(seed, small=bed.small)
     seeded = [str(p.relative_to(seed)) for p in seed.rglob("*") if p.is_symlink() or not p.is_dir()]
     (disk / "seeded.json").write_text(json.dumps(sorted(seeded)))
     seed.rename(disk / "upper")
@@ -509,6 +528,7 @@ def status() -> dict[str, object]:
             "ssh_config": str(bed.run / "ssh_config"),
             "subnet": bed.subnet,
             "outside": bed.outside,
+            "small": bed.small,
             "layer": bed.layer,
             "sglang": bed.sglang,
             "images": bed.images,

@@ -76,7 +76,7 @@ def _build(layer: Path, base: Path, command: str) -> None:
     log("building the release layer: a builder host, the real install, its image (minutes, gigabytes)")
     try:
         with hosts.bed_lock(BUILDER):
-            bed = hosts.up(BUILDER, 1, lambda: [base], layer=False, sglang=False, outside=True)
+            bed = hosts.up(BUILDER, 1, lambda: [base], layer=False, sglang=False, outside=True, small=True)
         host = bed.hosts[0]
         installed = time.monotonic()
         code = subprocess.run(["sh", "-c", command], cwd=REPO, env=_environment(bed), check=False).returncode
