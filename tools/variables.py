@@ -13,7 +13,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("rollout", "gpu_host", "vllm", "drafter", "vllm_service", "sglang", "switchover")
-HEAD = "# Variables\n\nGenerated from the roles' `meta/argument_specs.yml` by `make docs`. Set them in `inventory/group_vars/`.\n"
+HEAD = """# Variables
+
+Generated from the roles' `meta/argument_specs.yml` by `make docs`. Set them in `inventory/group_vars/`.
+"""
 
 
 def prose(description: str | list[str] | None) -> str:
@@ -27,8 +30,13 @@ def rows(options: dict, prefix: str = ""):
     for name, option in options.items():
         default = "required" if option.get("required") else f"`{json.dumps(option.get('default'))}`"
         kind = option.get("type", "str") + (f" of {option['elements']}" if "elements" in option else "")
-        choices = f" One of {', '.join(f'`{choice}`' for choice in option['choices'])}." if "choices" in option else ""
-        yield f"| `{prefix}{name}` | {kind} | {default if not prefix else ''} | {prose(option.get('description'))}{choices} |"
+        choices = (
+            f" One of {', '.join(f'`{choice}`' for choice in option['choices'])}."
+            if "choices" in option
+            else ""
+        )
+        what = f"{prose(option.get('description'))}{choices}"
+        yield f"| `{prefix}{name}` | {kind} | {'' if prefix else default} | {what} |"
         yield from rows(option.get("options", {}), f"{prefix}{name}.")
 
 
@@ -36,8 +44,13 @@ def render() -> str:
     """The whole document."""
     parts = [HEAD]
     for role in ROLES:
-        spec = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]["main"]
-        parts.append(f"\n## {role}\n\n{prose(spec['short_description'])}. {prose(spec.get('description'))}".rstrip() + "\n")
+        spec = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())[
+            "argument_specs"
+        ]["main"]
+        parts.append(
+            f"\n## {role}\n\n{prose(spec['short_description'])}. {prose(spec.get('description'))}".rstrip()
+            + "\n"
+        )
         parts.append("\n| variable | type | default | what |\n|---|---|---|---|\n")
         parts.extend(f"{row}\n" for row in rows(spec["options"]))
     return "".join(parts)
@@ -53,7 +66,10 @@ def main() -> int:
         return 0
     if target.read_text() == render():
         return 0
-    print("docs/variables.md is not what the argument specs say. Run `make docs` and commit it.", file=sys.stderr)
+    print(
+        "docs/variables.md is not what the argument specs say. Run `make docs` and commit it.",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -112,7 +112,7 @@ class Host:
             "*",
             "--max-time",
             str(timeout),
-            f"http://{self.address}:{url}",
+            f"http://{self.address}{url}",
         ]
         if body is not None:
             argv += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
@@ -226,7 +226,7 @@ def _boot(name: str, count: int, *options: str) -> list[Host]:
 
 @pytest.fixture
 def fleet(bootable, small_drafter, request):
-    """Fresh hosts with the release layer, SGLang serving. `@pytest.mark.parametrize("fleet", [2], indirect=True)` for more than one."""
+    """Fresh hosts with the release layer and SGLang serving; as many as an indirect parameter says, else one."""
     name = "it"
     bed("down", name)
     hosts = _boot(name, getattr(request, "param", 1), "--layer", "--small")
