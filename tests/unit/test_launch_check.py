@@ -4,8 +4,6 @@ The tracebacks were recorded with vLLM 0.20.1 (frames in the middle left out). W
 refuses is tested in tests/integration/test_launch_check.py.
 """
 
-# ruff: noqa: E501 (recorded lines are as long as they are)
-
 from __future__ import annotations
 
 import json
