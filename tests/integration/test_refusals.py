@@ -51,7 +51,7 @@ def test_drafter_truncated(fleet, undisturbed, tmp_path):
     with fleet.drafter.open("rb") as source, path.open("wb") as target:
         target.write(source.read(20000))
         target.truncate(size - 1000)
-    refused(fleet.play(drafter_source=str(path)), "1000 bytes", "What to do:")
+    refused(fleet.play(drafter_source=str(path)), "1,000 bytes missing at its end", "What to do:")
 
 
 def test_drafter_of_another_digest(fleet, undisturbed):
@@ -85,7 +85,8 @@ def test_port_held_by_something_else(fleet, undisturbed):
 
 def test_foreign_process_on_a_gpu(fleet, undisturbed):
     host = fleet.hosts[0]
-    host.run("systemd-run --unit=training sh -c 'echo 1 2000 > /run/simulated-gpu/holds/$$; exec sleep 600'")
+    # systemd-run makes $ of $$.
+    host.run("systemd-run --unit=training sh -c 'echo 1 2000 > /run/simulated-gpu/holds/$$$$; exec sleep 600'")
     try:
         host.wait("nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader | grep -q 2000")
         refused(fleet.play(), "foreign process on a GPU", "2000 MiB on GPU 1", "training.service")
