@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 
+from . import units
 from .errors import RolloutError
 from .files import read_text
 
@@ -111,10 +112,17 @@ def _in_unit(
         wanted.append(f"User={user}")
     if environment_file:
         wanted.append(f"EnvironmentFile={environment_file}")
-    command = ["systemd-run", "--pipe", "--wait", "--collect", "--quiet", "--service-type=exec"]
+    unit = f"vllm-launch-check-{os.getpid()}.service"
+    command = ["systemd-run", f"--unit={unit}", "--service-type=exec"]
+    command += ["--pipe", "--wait", "--collect", "--quiet"]
     command += [f"--property={value}" for value in wanted]
     command += [f"--setenv={key}={value}" for key, value in environment.items()]
-    return _communicate([*command, "--", *argv], source, timeout + 60)
+    returncode, output = _communicate([*command, "--", *argv], source, timeout + 60)
+    if BEGIN not in output:
+        # Why a sandbox can't be set up, systemd says in the journal only.
+        journal = [line.partition("]: ")[2] for line in units.journal_tail(unit)]
+        output = "\n".join([output, *journal])
+    return returncode, output
 
 
 def _as_child(

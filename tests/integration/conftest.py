@@ -95,8 +95,10 @@ class Host:
             timeout=1200,
             check=False,
         )
-        assert "=>" in done.stdout or "{" in done.stdout, done.stdout + done.stderr
-        return json.loads(done.stdout[done.stdout.index("{") :])
+        # A failure has a paragraph for people before it, with braces of its own.
+        _, found, result = done.stdout.partition(f"{self.name} | ")
+        assert found, done.stdout + done.stderr
+        return json.loads(result[result.index("{") :])
 
     def show(self, unit: str, name: str) -> str:
         """One property of a unit, as systemd shows it."""

@@ -275,14 +275,18 @@ def test_unknown_user(simulated_python):
 
 @pytest.fixture
 def simulated_systemd_run(tmp_path, monkeypatch):
-    """In the place of systemd-run: writes its arguments down and runs the command after `--`."""
+    """In the place of systemd-run: writes its arguments down and runs the command after `--`.
+
+    And in that of journalctl, which knows one line of any unit.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
-    script = folder / "systemd-run"
-    script.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/asked\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
-    )
-    script.chmod(0o755)
+    for name, script in {
+        "systemd-run": f'printf "%s\\n" "$@" > {tmp_path}/asked\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"',
+        "journalctl": 'echo "2026-12-02T05:02:12+0000 gpu1 (python)[412]: journal of $*"',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return lambda: (tmp_path / "asked").read_text().splitlines()
 
@@ -300,8 +304,10 @@ def test_in_a_unit(simulated_python, simulated_systemd_run):
     assert answer["report"] == "-I -B - /x/vllm.yaml"
     asked = simulated_systemd_run()
     options = asked[: asked.index("--")]
-    assert options[:5] == ["--pipe", "--wait", "--collect", "--quiet", "--service-type=exec"]
-    assert set(options[5:]) == {
+    assert set(options) == {
+        f"--unit=vllm-launch-check-{os.getpid()}.service",
+        "--service-type=exec",
+        *("--pipe", "--wait", "--collect", "--quiet"),
         "--property=RuntimeMaxSec=77",
         "--property=TimeoutStopSec=10",
         "--property=ProtectSystem=strict",
@@ -310,6 +316,15 @@ def test_in_a_unit(simulated_python, simulated_systemd_run):
         "--property=EnvironmentFile=/x/environment",
         "--setenv=A=two words",
     }
+
+
+def test_no_answer_from_a_unit(simulated_python, simulated_systemd_run):
+    """What systemd says of a sandbox that can't be set up stands in the journal."""
+    with pytest.raises(LaunchCheckFailed) as caught:
+        run("/x/vllm.yaml", simulated_python("exit 226"), unit_properties=["PrivateTmp=yes"])
+    assert "(exit status 226): journal of " in str(caught.value)
+    assert f"--unit=vllm-launch-check-{os.getpid()}.service" in str(caught.value)
+    assert len(caught.value.log_tail) == 1
 
 
 @pytest.mark.parametrize(
