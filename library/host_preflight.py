@@ -10,7 +10,7 @@ short_description: Look whether a host is fit for vLLM with DFlash
 description:
   - Looks at GPUs, driver, foreign processes on the GPUs, the port, disk, Python with its headers, compiler, systemd
     and the target's folder, and returns every reason why the host is not fit.
-  - Reads only. Never fails because of what it finds, so that one run shows everything.
+  - Reads only. Never fails because of what it finds, so that one run shows everything; wrong options fail.
 options:
   gpus:
     description: Number of GPUs that the launch needs.
@@ -99,7 +99,7 @@ gpus:
 from dataclasses import asdict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_rollout.preflight import Wanted, judge, observe
+from ansible.module_utils.dflash_rollout.preflight import Wanted, judge, numbers, observe
 
 
 def main() -> None:
@@ -120,13 +120,16 @@ def main() -> None:
     )
     arguments = dict(module.params)
     listeners = arguments.pop("listeners")
-    wanted = Wanted(
-        **{
-            **arguments,
-            "known_units": tuple(arguments["known_units"]),
-            "needs": {path: int(size) for path, size in arguments["needs"].items()},
-        }
-    )
+    for name in ("min_driver", "min_compute_capability"):
+        try:
+            numbers(arguments[name])
+        except ValueError as error:
+            module.fail_json(msg=f"{name}: {error}, as 580.65 would be.")
+    try:
+        needs = {path: int(size) for path, size in arguments["needs"].items()}
+    except (TypeError, ValueError):
+        module.fail_json(msg=f"needs: found {arguments['needs']}; expected a number of bytes for each path.")
+    wanted = Wanted(**{**arguments, "known_units": tuple(arguments["known_units"]), "needs": needs})
     seen = observe(wanted, listeners)
     module.exit_json(
         changed=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from .gpus import Gpu, GpuProcess, query_gpus, query_processes
 
 PYTHON_VERSIONS = ((3, 10), (3, 13))  # what the lock was resolved for
 MIN_SYSTEMD = 247  # ExecCondition= 243, Restart= of a oneshot 244, ProtectProc= 247
+TIMEOUT_S = 30.0  # for a program that only says its version
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 # Prints what the interpreter is; runs as an unprivileged user, since a Python under root's home works for root alone.
@@ -76,21 +78,25 @@ class Observed:
 
 def nearest_existing(path: str) -> str:
     """The deepest folder above `path` (or itself) that exists: the filesystem that is going to receive it."""
+    path = os.path.abspath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return path
 
 
 def missing_target_files(folder: str) -> list[str]:
-    """Names that a target folder lacks: config, tokenizer, weights. The folder's own name when it isn't there."""
+    """Names that a target folder lacks: config, tokenizer, weights. The folder's own name when it isn't there.
+
+    Weights whose link leads nowhere are lacking too.
+    """
     if not os.path.isdir(folder):
         return [folder]
     missing = [
         name for name in ("config.json", *TOKENIZER_FILES) if not os.path.isfile(os.path.join(folder, name))
     ]
-    if not glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):
-        missing.append("*.safetensors")
-    return missing
+    weights = sorted(glob.glob(os.path.join(glob.escape(folder), "*.safetensors")))
+    missing += [os.path.basename(path) for path in weights if not os.path.isfile(path)]
+    return missing if weights else [*missing, "*.safetensors"]
 
 
 def unreadable_for_others(folder: str) -> str | None:
@@ -109,22 +115,39 @@ def unreadable_for_others(folder: str) -> str | None:
 
 
 def _run(argv: list[str], **options) -> subprocess.CompletedProcess:
-    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, cwd="/", **options)
+    return subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd="/",
+        **options,
+    )
 
 
 def _observe_python(python: str, seen: Observed) -> None:
     nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     try:
         done = _run([python, "-I", "-c", _PYTHON_PROBE], **nobody)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        seen.python_error = f"no answer within {TIMEOUT_S:g} s"
+        return
+    except OSError as error:
         seen.python_error = str(error)
         return
     if done.returncode:
         seen.python_error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return
-    version, headers, venv = done.stdout.split()
-    seen.python_version = tuple(int(part) for part in version.split("."))
-    seen.python_headers, seen.python_venv = headers == "1", venv == "1"
+    answer = re.fullmatch(r"(\d+)\.(\d+) ([01]) ([01])\n", done.stdout)
+    if answer is None:
+        seen.python_error = f"its answer is not that of a Python: {done.stdout[:80]!r}"
+        return
+    major, minor, headers, venv = map(int, answer.groups())
+    seen.python_version = (major, minor)
+    seen.python_headers, seen.python_venv = bool(headers), bool(venv)
 
 
 def observe(wanted: Wanted, listeners: list[dict]) -> Observed:
@@ -153,7 +176,7 @@ def observe(wanted: Wanted, listeners: list[dict]) -> Observed:
     seen.rsync = shutil.which("rsync")
     try:
         seen.systemd = int(_run(["systemctl", "--version"]).stdout.split()[1])
-    except (OSError, IndexError, ValueError):
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
         seen.systemd = None
     seen.target_missing = missing_target_files(wanted.target)
     if not seen.target_missing:
@@ -163,7 +186,24 @@ def observe(wanted: Wanted, listeners: list[dict]) -> Observed:
 
 def numbers(version: str) -> tuple[int, ...]:
     """`580.95.05` → (580, 95, 5). Raises ValueError for anything that isn't dotted numbers."""
+    if not re.fullmatch(r"\d+(\.\d+)*", version, re.ASCII):
+        raise ValueError(f"{version!r} is not dotted numbers")
     return tuple(int(part) for part in version.split("."))
+
+
+def _below(version: str, least: tuple[int, ...]) -> bool:
+    """Whether a version of this host is lower than the least one wanted; one that can't be read is."""
+    try:
+        return numbers(version) < least
+    except ValueError:
+        return True
+
+
+def _holder(pid: int | None, user: str | None, command: str | None, unit: str | None) -> str:
+    """Who a process is, in words also where some of it can't be known."""
+    if pid is None:
+        return "a process that can't be seen from here"
+    return f"pid {pid} of {user or 'an unknown user'}: {command or 'unknown command'} (unit {unit or 'none'})"
 
 
 def _gib(size: float) -> str:
@@ -171,7 +211,7 @@ def _gib(size: float) -> str:
 
 
 def _judge_gpus(seen: Observed, wanted: Wanted):
-    if seen.trouble:
+    if not seen.gpus and seen.trouble:
         return
     names = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in seen.gpus) or "none"
     if len(seen.gpus) < wanted.gpus:
@@ -181,31 +221,35 @@ def _judge_gpus(seen: Observed, wanted: Wanted):
             f"{wanted.gpus}, which tensor-parallel-size asks for",
             "lower tensor-parallel-size, or see why nvidia-smi shows fewer cards",
         )
+    least_driver, least_capability = numbers(wanted.min_driver), numbers(wanted.min_compute_capability)
     for gpu in seen.gpus:
-        if numbers(gpu.driver_version) < numbers(wanted.min_driver):
+        if _below(gpu.driver_version, least_driver):
             yield Finding(
                 "NVIDIA driver",
-                gpu.driver_version,
+                gpu.driver_version or "no version in what nvidia-smi says",
                 f"{wanted.min_driver} or later (the wheel is built for CUDA 13)",
                 "update the driver on this host, reboot, run preflight again",
             )
             break
     for gpu in seen.gpus:
-        if numbers(gpu.compute_capability) < numbers(wanted.min_compute_capability):
+        if _below(gpu.compute_capability, least_capability):
             yield Finding(
                 "compute capability",
-                f"{gpu.compute_capability} ({gpu.name})",
+                f"{gpu.compute_capability or 'none'} ({gpu.name})",
                 f"{wanted.min_compute_capability} or higher",
                 "DFlash needs FLASH_ATTN, which these cards don't have: leave the host out with --limit",
             )
             break
     for process in seen.processes:
         if process.unit not in wanted.known_units:
+            # nvidia-smi withholds the memory in some guests; a card between two queries can go away.
+            memory = "unknown memory" if process.used_mib is None else f"{process.used_mib} MiB"
+            index = process.gpu_uuid if process.gpu_index is None else process.gpu_index
             yield Finding(
                 "foreign process on a GPU",
-                f"pid {process.pid} of {process.user} holds {process.used_mib} MiB on GPU {process.gpu_index}: "
-                f"{process.command or process.name} (unit {process.unit or 'none'})",
-                "only processes of " + " or ".join(wanted.known_units),
+                f"{memory} on GPU {index} held by "
+                + _holder(process.pid, process.user, process.command or process.name, process.unit),
+                " or ".join(("nobody", *wanted.known_units)),
                 "end it, or name its unit in sglang_unit if it is the server to replace; this roll-out kills nothing "
                 "that isn't its own",
             )
@@ -268,13 +312,16 @@ def _judge_target(seen: Observed, wanted: Wanted):
 
 
 def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
-    """Every reason why the host is not fit, in the order in which a person would mend them. Empty: it is fit."""
+    """Every reason why the host is not fit, in the order in which a person would mend them. Empty: it is fit.
+
+    Raises ValueError when a least version in `wanted` isn't dotted numbers.
+    """
     findings = [*seen.trouble, *_judge_gpus(seen, wanted)]
     findings += [
         Finding(
             f"port {wanted.port}",
-            f"held by pid {listener['pid']} of {listener['user']}: {listener['command']} (unit {listener['unit'] or 'none'})",
-            "nobody, or " + " or ".join(wanted.known_units),
+            "held by " + _holder(*(listener[key] for key in ("pid", "user", "command", "unit"))),
+            " or ".join(("nobody", *wanted.known_units)),
             "end it, set rollout_port, or name its unit in sglang_unit if it is the server to replace",
         )
         for listener in seen.listeners
@@ -304,7 +351,10 @@ def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
     if seen.systemd is None or seen.systemd < MIN_SYSTEMD:
         findings.append(
             Finding(
-                "systemd", str(seen.systemd or "none"), f"{MIN_SYSTEMD} or later", "upgrade the distribution"
+                "systemd",
+                str(seen.systemd or "no answer of systemctl --version"),
+                f"{MIN_SYSTEMD} or later",
+                "upgrade the distribution",
             )
         )
     findings += _judge_target(seen, wanted)
