@@ -1,10 +1,12 @@
-"""The program on the host: `python3 -I <rollout_root>/program [--state DIR] [--run DIR] VERB`.
+"""The program on the host: `python3 -IB <rollout_root>/program [--state DIR] [--run DIR] VERB`.
 
 switch            carry out the pending order, or resume it (what llm-switchover.service runs)
 may-start UNIT    exit 0 when the unit may start now, 1 when not (asked by ExecCondition=)
 serve-boot        start what the last confirmed switch chose (what llm-serving.service runs)
 status            JSON: what serves and served before, the last switch, what to do; exit 1 if there is any
 prove             prove what serves, or a server described with --server JSON; exit 1 if it isn't proved
+inspect FILE      what a drafter's tensors say and what they don't (inspect --help)
+render FILE       a drafter's config.json with a source for every value (render --help)
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
         allowed, why = gate.may_start(rest[0], state_dir, run_dir)
         print(f"{rest[0]} {'may' if allowed else 'may not'} start: {why}")
         return 0 if allowed else 1
+    if verb in ("inspect", "render"):
+        from . import drafter_cli
+
+        return drafter_cli.main(words)
     verbs = {"switch": _switch, "serve-boot": _serve_boot, "status": _status, "prove": _prove}
     if verb not in verbs or rest:
         print(__doc__, file=sys.stderr)
