@@ -1,8 +1,9 @@
-"""What the documentation of modules and roles says is what they do: options, types, defaults, examples."""
+"""What the documentation of modules, roles and code says is what they do: options, types, defaults, examples."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import ansible.module_utils
@@ -118,3 +119,10 @@ def test_defaults_of_a_role_are_as_documented(role):
     ] == []
     assert all(name.startswith(f"{role}_") for name in documented)
     assert all(option["description"] for option in spec["options"].values())
+
+
+def test_the_map_of_the_code_has_every_file_once():
+    table = (REPOSITORY / "docs/architecture.md").read_text().partition("## The code")[2]
+    named = re.findall(r"^\| `(\w+\.py)` \|", table, re.MULTILINE)
+    there = [path.name for path in (REPOSITORY / "module_utils/dflash_rollout").glob("*.py")]
+    assert sorted(named) == sorted(there)
