@@ -98,7 +98,8 @@ class Host:
         # A failure has a paragraph for people before it, with braces of its own.
         _, found, result = done.stdout.partition(f"{self.name} | ")
         assert found, done.stdout + done.stderr
-        return json.loads(result[result.index("{") :])
+        # The callback leaves `failed` out.
+        return {"failed": done.returncode != 0, **json.loads(result[result.index("{") :])}
 
     def show(self, unit: str, name: str) -> str:
         """One property of a unit, as systemd shows it."""
