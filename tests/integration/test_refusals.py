@@ -86,7 +86,9 @@ def test_port_held_by_something_else(fleet, undisturbed):
 def test_foreign_process_on_a_gpu(fleet, undisturbed):
     host = fleet.hosts[0]
     # systemd-run makes $ of $$.
-    host.run("systemd-run --unit=training sh -c 'echo 1 2000 > /run/simulated-gpu/holds/$$$$; exec sleep 600'")
+    host.run(
+        "systemd-run --unit=training sh -c 'echo 1 2000 > /run/simulated-gpu/holds/$$$$; exec sleep 600'"
+    )
     try:
         host.wait("nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader | grep -q 2000")
         refused(fleet.play(), "foreign process on a GPU", "2000 MiB on GPU 1", "training.service")

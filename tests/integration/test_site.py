@@ -43,7 +43,7 @@ def test_check_mode_shows_a_fresh_host_what_would_be_written(fleet):
     assert "not checked" in play.output
     for host in fleet.hosts:
         assert host.run("ls /opt/vllm-dflash") == "uv\nuv-cache\nvenvs"  # the layer's, nothing of the play's
-        assert host.run("ls /etc/systemd/system | grep -c llm-", check=False) == "0"
+        assert host.run("ls /etc/systemd/system | grep -c ^llm-", check=False) == "0"
     assert [host.show("sglang.service", "MainPID") for host in fleet.hosts] == before
 
 
