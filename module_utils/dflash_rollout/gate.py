@@ -11,8 +11,6 @@ import os
 
 STATE_DIR = "/var/lib/vllm-dflash"
 RUN_DIR = "/run/vllm-dflash"
-STATE_DIR = "/var/lib/vllm-dflash"
-RUN_DIR = "/run/vllm-dflash"
 GATE = "gate.json"
 SERVING = "serving.json"
 # Without any state, or with one that can't be read, only the server that was there before us may start.
