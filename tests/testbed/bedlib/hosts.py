@@ -493,6 +493,7 @@ def _write_inventory(bed: Bed) -> None:
         " -o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes",
         "ansible_control_path_dir": str(control),
         "ansible_python_interpreter": "/usr/bin/python3",
+        "rollout_records": str(bed.run / "records"),
     }
     if extra_certificates() or os.environ.get("SSL_CERT_FILE"):
         # uv trusts a list of its own unless told otherwise; the guests know this machine's authorities.
