@@ -30,7 +30,7 @@ step "Two booted hosts, serving with a simulated SGLang"
 "${bed[@]}" up demo --hosts 2 --layer
 inventory=/run/vllm-dflash-testbed/demo/inventory.yml
 step "ansible-playbook site.yml"
-ansible-playbook -i inventory -i "$inventory" site.yml -e "drafter_source=$drafter"
+ansible-playbook -i "$inventory" site.yml -e "drafter_source=$drafter"
 step "Done"
 address=$(ansible-inventory -i "$inventory" --host demo-gpu1 | python3 -c 'import json, sys; print(json.load(sys.stdin)["ansible_host"])')
 cat <<TEXT
@@ -39,9 +39,9 @@ Try it (the engine's answers are simulated, everything before them is vLLM's own
   curl -s http://$address:30000/v1/completions -H 'Content-Type: application/json' \\
     -d '{"model": "Qwen3.6-27B", "prompt": "Hello", "max_tokens": 16}'
 Again, and nothing changes:
-  .venv/bin/ansible-playbook -i inventory -i $inventory site.yml -e drafter_source=$drafter
+  .venv/bin/ansible-playbook -i $inventory site.yml -e drafter_source=$drafter
 Back to SGLang:
-  .venv/bin/ansible-playbook -i inventory -i $inventory playbooks/rollback.yml
+  .venv/bin/ansible-playbook -i $inventory playbooks/rollback.yml
 Away with it:
   make demo-down
 TEXT

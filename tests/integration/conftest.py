@@ -160,13 +160,11 @@ class Fleet:
         return self.hosts[0].inventory
 
     def play(self, playbook: str = "site.yml", *options: str, **variables) -> Play:
-        """`ansible-playbook` as a user types it, with the project's inventory and the bed's."""
+        """`ansible-playbook` as a user types it, with the bed's inventory alone: a user's own may hold real hosts."""
         extra = {"drafter_source": str(self.drafter), **variables}
         done = subprocess.run(
             [
                 "ansible-playbook",
-                "-i",
-                "inventory",
                 "-i",
                 str(self.inventory),
                 playbook,

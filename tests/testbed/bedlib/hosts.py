@@ -500,7 +500,11 @@ def _write_inventory(bed: Bed) -> None:
         bundle = "/etc/ssl/certs/ca-certificates.crt"
         variables["vllm_install_environment"] = {"SSL_CERT_FILE": bundle}
     hosts = {host.name: {"ansible_host": host.address} for host in bed.hosts}
-    # In the pair's group as well: with the project's own inventory beside this one, its group_vars apply.
+    # In the pair's group as well, with its variables; never by way of the project's own inventory: there may be
+    # real hosts in that, and a demo must not switch them.
+    group_vars = bed.run / "group_vars"
+    group_vars.unlink(missing_ok=True)
+    group_vars.symlink_to(TESTBED.parents[1] / "inventory" / "group_vars")
     group = {"children": {"qwen3_6_27b_dflash": {"hosts": hosts}}, "vars": variables}
     inventory = {"all": {"children": {"gpu_hosts": group}}}
     # JSON is YAML, and the standard library can write it.
