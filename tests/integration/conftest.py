@@ -42,21 +42,13 @@ class Host:
     name: str
     inventory: Path
 
+    def _ssh(self, command: str, **options) -> subprocess.CompletedProcess:
+        login = ["ssh", "-F", str(RUN / self.bed / "ssh_config"), self.name]
+        return subprocess.run([*login, f"sudo sh -c {shlex.quote(command)}"], **{"check": False, **options})
+
     def run(self, command: str, *, check: bool = True, timeout: float = 300) -> str:
         """What a shell command prints, run as root over ssh."""
-        done = subprocess.run(
-            [
-                "ssh",
-                "-F",
-                str(RUN / self.bed / "ssh_config"),
-                self.name,
-                f"sudo sh -c {shlex.quote(command)}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = self._ssh(command, capture_output=True, text=True, timeout=timeout)
         if check and done.returncode:
             raise AssertionError(
                 f"{self.name}: {command!r} ended with {done.returncode}: {done.stderr}{done.stdout}"
@@ -66,18 +58,7 @@ class Host:
     def put(self, content: str | bytes, remote: str) -> None:
         """Write a file on the host, as root."""
         data = content if isinstance(content, bytes) else content.encode()
-        subprocess.run(
-            [
-                "ssh",
-                "-F",
-                str(RUN / self.bed / "ssh_config"),
-                self.name,
-                f"sudo tee {shlex.quote(remote)} >/dev/null",
-            ],
-            input=data,
-            check=True,
-            timeout=300,
-        )
+        self._ssh(f"cat > {shlex.quote(remote)}", input=data, check=True, timeout=300)
 
     def module(self, name: str, *, check_mode: bool = False, **arguments) -> dict:
         """Run one module over ssh as root and return what it returned, failed or not."""
@@ -132,17 +113,7 @@ class Host:
     def wait(self, condition: str, seconds: float = 60) -> None:
         """Wait until a shell command succeeds on the host."""
         deadline = time.monotonic() + seconds
-        while subprocess.run(
-            [
-                "ssh",
-                "-F",
-                str(RUN / self.bed / "ssh_config"),
-                self.name,
-                f"sudo sh -c {shlex.quote(condition)}",
-            ],
-            capture_output=True,
-            check=False,
-        ).returncode:
+        while self._ssh(condition, capture_output=True).returncode:
             assert time.monotonic() < deadline, f"{self.name}: {condition!r} did not come true in {seconds} s"
             time.sleep(0.3)
 
@@ -255,8 +226,5 @@ def full_drafter(bootable) -> Path:
     path = cache / "model.safetensors"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            [sys.executable, str(ROOT / "tests/testbed/make_drafter.py"), str(path), "--full-size"],
-            check=True,
-        )
+        _drafter(cache, "--full-size")
     return path
