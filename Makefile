@@ -7,7 +7,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 READY := .venv/.ready
 BED := python3 tests/testbed/bed.py
 
-.PHONY: help venv lint test test-unit molecule demo demo-down lock docs
+.PHONY: help venv lint test test-unit molecule demo demo-down bench lock docs
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ demo: $(READY) ## boot two hosts with a simulated SGLang and take them to vLLM w
 
 demo-down: ## leave nothing of the demo behind
 	$(BED) down demo
+
+bench: $(READY) ## what reading a drafter's header costs
+	python3 bench/header_cost.py
 
 docs: $(READY) ## regenerate the variable reference from the roles' argument specs
 	python3 tools/variables.py

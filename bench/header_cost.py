@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What reading a drafter's header costs: time, bytes, and pages of the file touched.
 
-    bench/header_cost.py [FILE]       without FILE: a generated drafter of 3.46 GB (made of holes)
+    .venv/bin/python bench/header_cost.py [FILE]       without FILE: a generated drafter of 3.46 GB (made of holes)
 
 The file's pages are dropped from the cache before each run (posix_fadvise), and counted after it with
 mincore(2): an mmap that touches the payload shows there, and not in /proc/self/io. Compared with the
@@ -33,8 +33,7 @@ read_header(PATH)
 CONFIG = """
 from dflash_rollout.drafter_config import render
 from dflash_rollout.safetensors import read_header
-from drafters import PROFILE_27B, QWEN3_6_27B
-render(read_header(PATH).tensors, QWEN3_6_27B, PROFILE_27B)
+render(read_header(PATH).tensors, TARGET, PROFILE)
 """
 LIBRARY = """
 from safetensors import safe_open
@@ -44,6 +43,7 @@ with safe_open(PATH, framework="np") as opened:
 TIMED = """
 import sys, time
 sys.path[:0] = {paths!r}
+from drafters import PROFILE_27B as PROFILE, QWEN3_6_27B as TARGET
 PATH = {path!r}
 start = time.perf_counter()
 {body}
@@ -88,19 +88,26 @@ def resident(path: str) -> int:
     return sum(byte & 1 for byte in states.raw[: -(-size // PAGE)])
 
 
-def measure(path: str, body: str) -> tuple[float, float, int]:
-    """Median seconds in a fresh process (with imports) and again, and pages resident after a cold run."""
+def measure(path: str, body: str, bytecode: str) -> tuple[float, float, int]:
+    """Median seconds in a fresh process (with imports) and again, and pages resident after a cold run.
+
+    `bytecode`: a folder for it, so that an uncounted first run compiles and no other does.
+    """
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     cold, warm, pages = [], [], 0
-    for _ in range(RUNS):
+    for _ in range(RUNS + 1):
         drop(path)
         before = resident(path)
         code = TIMED.format(paths=sys.path[:2], path=path, body=body)
-        output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        output = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+        )
         first, second = output.stdout.split()
         cold.append(float(first))
         warm.append(float(second))
         pages = resident(path) - before
-    return statistics.median(cold), statistics.median(warm), pages
+    return statistics.median(cold[1:]), statistics.median(warm[1:]), pages
 
 
 def main() -> None:
@@ -121,7 +128,7 @@ def main() -> None:
             ("header and config", CONFIG),
             ("the safetensors library (numpy)", LIBRARY),
         ):
-            cold, warm, pages = measure(path, body)
+            cold, warm, pages = measure(path, body, os.path.join(folder, "bytecode"))
             kib = pages * PAGE // 1024
             print(f"{name:<34}{cold * 1000:>10.1f}{warm * 1000:>10.2f}{pages:>8}{kib:>12}")
 

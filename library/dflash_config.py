@@ -57,8 +57,8 @@ options:
     type: str
   shipped:
     description:
-      - The content of that C(config.json) as a dictionary, to use instead of O(shipped_config).
-    type: dict
+      - The content of that file, where it lies on another machine. O(shipped_config) is its name then.
+    type: str
   allow_derived:
     description:
       - Keys that may be derived when no source knows them. Each derivation is a warning.
@@ -146,6 +146,7 @@ from ansible.module_utils.dflash_rollout.drafter_facts import (
     Facts,
     facts_of,
     first_free_token,
+    parse_config,
     read_config,
 )
 from ansible.module_utils.dflash_rollout.errors import RolloutError
@@ -166,7 +167,7 @@ def main() -> None:
             "dest": {"type": "path"},
             "profile": {"type": "dict", "default": {}},
             "shipped_config": {"type": "str"},
-            "shipped": {"type": "dict"},
+            "shipped": {"type": "str"},
             "allow_derived": {
                 "type": "list",
                 "elements": "str",
@@ -181,8 +182,8 @@ def main() -> None:
             ("weights", "tensors"),
             ("target_config", "target"),
             ("expect_sha256", "tensors"),
-            ("shipped_config", "shipped"),
         ],
+        required_by={"shipped": "shipped_config"},
         required_one_of=[("weights", "tensors"), ("target_config", "target")],
         supports_check_mode=True,
     )
@@ -241,9 +242,10 @@ def read_tensors(given: dict, check: bool) -> dict[str, Tensor]:
 
 def read_shipped_of(given: dict) -> Facts | None:
     """The facts of shipped or shipped_config, or of the config.json beside the weights."""
-    if given["shipped"] is not None:
-        return facts_of(given["shipped"], "shipped config")
     path = given["shipped_config"]
+    if given["shipped"] is not None:
+        document = parse_config(given["shipped"], f"the shipped config {path}")
+        return facts_of(document, f"shipped config {path}")
     if path is None and given["weights"]:
         path = os.path.join(folder_of(given["weights"]), "config.json")
         # What this module wrote itself is no source.

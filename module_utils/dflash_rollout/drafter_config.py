@@ -260,12 +260,16 @@ def _profile_facts(profile: Mapping[str, Any]) -> Facts:
             near = difflib.get_close_matches(str(key), _PROFILE_KEYS, 1)
             raise RolloutError(
                 f"the profile has an unknown key {key}",
-                expected=", ".join(sorted(_PROFILE_KEYS)),
+                expected=near[0] if near else "some of " + ", ".join(sorted(_PROFILE_KEYS)),
                 remedy=f"did you mean {near[0]}?" if near else "remove it",
             )
     rope = profile.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
-        raise RolloutError("rope_parameters in the profile is no table", found=repr(rope))
+        raise RolloutError(
+            "rope_parameters in the profile is no table",
+            found=repr(rope),
+            remedy="write it as published: rope_type, factor, original_max_position_embeddings",
+        )
     values = {key: value for key, value in profile.items() if value is not None and key != "rope_parameters"}
     return Facts("profile", values, {key: key for key in values}, rope_parameters=dict(rope))
 
@@ -274,7 +278,9 @@ def _check_allowed(allow_derived: Collection[str]) -> None:
     for key in allow_derived:
         if key not in DERIVABLE:
             raise RolloutError(
-                f"allow_derived names {key}, for which there is no derivation", expected=", ".join(DERIVABLE)
+                f"allow_derived names {key}, for which there is no derivation",
+                expected="some of " + ", ".join(DERIVABLE),
+                remedy=f"remove {key} there and give its value in the profile",
             )
 
 
@@ -339,12 +345,19 @@ def _take_known(
     found = known_drafters(geometry, target)
     named = profile.get("drafter")
     if named is not None:
+        names = [known.name for known in KNOWN]
+        if named not in names:
+            near = difflib.get_close_matches(str(named), names, 1)
+            raise RolloutError(
+                f"the profile names a drafter that is not known here: {named}",
+                expected="one of " + ", ".join(names),
+                remedy=f"did you mean {near[0]}?" if near else "leave `drafter` out and give the values",
+            )
         found = [known for known in found if known.name == named]
         if not found:
             raise RolloutError(
                 f"this drafter can't be {named}",
                 found="tensors of another geometry, or another target",
-                expected="one of " + ", ".join(known.name for known in KNOWN),
                 remedy="correct `drafter` in the profile, or leave it out and give the values",
             )
     else:

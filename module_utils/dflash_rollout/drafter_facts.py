@@ -111,16 +111,30 @@ def read_config(path: str, what: str) -> dict[str, Any]:
     if os.path.isdir(path):
         path = os.path.join(path, "config.json")
     try:
-        with open(path, encoding="utf-8") as stream:
-            document = json.load(stream)
+        with open(path, "rb") as stream:
+            text = stream.read()
     except OSError as error:
         raise RolloutError(
             f"{what} {path} can't be read: {error.strerror}", remedy="put it in place or correct the path"
         ) from error
+    return parse_config(text, f"{what} {path}")
+
+
+def parse_config(text: str | bytes, what: str) -> dict[str, Any]:
+    """The JSON object that `text` is; `what` is what messages call it. Raises RolloutError for all else."""
+    try:
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RolloutError(f"{what} {path} is not JSON ({error})", remedy="fetch it again") from error
+        raise RolloutError(
+            f"{what} is not JSON",
+            found=f"{str(text[:40])!r}: {error}" if text else "an empty file",
+            expected="a JSON object",
+            remedy="fetch it again",
+        ) from error
     if not isinstance(document, dict):
-        raise RolloutError(f"{what} {path} is not a JSON object", remedy="fetch it again")
+        raise RolloutError(
+            f"{what} is not a JSON object", found=json.dumps(document)[:40], remedy="fetch it again"
+        )
     return document
 
 

@@ -39,7 +39,7 @@ def check_pair(
     """
     text = text_section(target_config)
     section = "" if text is target_config else "text_config."
-    model_type = str(text.get("model_type", ""))
+    model_type = str(text.get("model_type") or "")
     if not any(known in model_type for known in TARGET_TYPES):
         raise RolloutError(
             f"vLLM 0.20.1 runs no DFlash beside a target of type {model_type or 'unknown'}",
@@ -50,7 +50,11 @@ def check_pair(
     flags = {str(key).replace("_", "-"): value for key, value in launch.items()}
     speculative = flags.get("speculative-config") or {}
     if not isinstance(speculative, Mapping):
-        raise RolloutError("speculative-config is no table", found=repr(speculative))
+        raise RolloutError(
+            "speculative-config is no table",
+            found=repr(speculative),
+            remedy="give keys and values, such as num_speculative_tokens: 15",
+        )
     if speculative.get("speculative_token_tree") is not None:
         raise RolloutError(
             "speculative_token_tree has no effect with DFlash: vLLM 0.20.1 drafts a chain without a word",
@@ -158,5 +162,10 @@ def _number(table: Mapping[str, Any], key: str, default: int) -> int:
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RolloutError(f"{key} is no number", found=repr(value), expected="a whole number above 0")
+        raise RolloutError(
+            f"{key} is no number",
+            found=repr(value),
+            expected="a whole number above 0",
+            remedy="correct it in the flags of the launch",
+        )
     return value

@@ -464,6 +464,7 @@ def _read_index(path: str) -> Header:
             f"{path} names a shard outside its own folder",
             found=_shown(strange[0]),
             expected="plain file names",
+            remedy="fetch the index again; its shards lie beside it",
         )
     missing = [name for name in shards if not os.path.exists(os.path.join(folder, name))]
     if missing:

@@ -135,8 +135,12 @@ def test_the_config_beside_the_weights_is_a_source(run_module, args, tmp_path):
     assert result["provenance"]["layer_types"] == f"shipped config {shipped}"
     assert result["config"]["dflash_config"]["mask_token_id"] == 248070
     control = {key: value for key, value in args.items() if key != "weights"}
-    control |= {"tensors": as_json(drafter_shapes()), "shipped": PAIRS[0].shipped}
-    assert run_module("dflash_config", control)["config"] == result["config"]
+    control |= {"tensors": as_json(drafter_shapes()), "shipped_config": str(shipped)}
+    elsewhere = run_module("dflash_config", {**control, "shipped": shipped.read_text()})
+    assert (elsewhere["config"], elsewhere["provenance"]) == (result["config"], result["provenance"])
+    failed = run_module("dflash_config", {**control, "shipped": "<html>404</html>"})["msg"]
+    assert f"the shipped config {shipped} is not JSON" in failed
+    assert "<html>404" in failed
     # Left out, it is not read, and what it knew is missing.
     assert "layer_types unknown" in run_module("dflash_config", {**args, "shipped_config": ""})["msg"]
 

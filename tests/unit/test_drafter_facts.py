@@ -87,6 +87,7 @@ def test_all_full_from_a_better_source_leaves_no_window(shipped):
 
 
 def test_a_drafter_that_this_is_not_is_refused():
+    refused("did you mean z-lab/Qwen3.6-27B-DFlash?", profile={"drafter": "Qwen3.6-27B-DFlash"})
     refused("can't be z-lab/Qwen3.6-35B-A3B-DFlash", profile={"drafter": "z-lab/Qwen3.6-35B-A3B-DFlash"})
 
 
