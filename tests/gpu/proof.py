@@ -1,0 +1,650 @@
+#!/usr/bin/env python3
+"""The roll-out on a real GPU: pack here, carry, then prepare and run on a machine with a GPU. See README.md.
+
+    proof.py pack --pair DIR [--into DIR] [--uv PROGRAM]      where packages can be had
+    proof.py receive PIECES                                    on the GPU machine, once for each transfer
+    proof.py prepare                                           there, once
+    proof.py run --out DIR [--until SECONDS] PHASE…            there; phases: rollout faults variants canonical
+
+Standard library only, root, Python >= 3.11.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "module_utils"))
+
+import measure  # noqa: E402
+import pack  # noqa: E402
+from dflash_rollout.switch_state import seconds_in_states  # noqa: E402
+from guest import SSH_PORT, Guest  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+# Not below /tmp, /var/tmp or a home: the sandbox of the server empties those.
+BASE = Path("/srv/gpu-proof")
+# A tmpfs: layers that are stacked over / can't lie in it.
+MEMORY = BASE / "memory"
+DATA = MEMORY / "data"
+RELEASE = MEMORY / "release"
+# A rehearsal without a GPU has others: simulations, a venv, a system.
+LAYERS = os.environ.get("GPU_PROOF_LAYERS", f"{RELEASE}:{DATA}/tree:/").split(":")
+IMAGE_PYTHON = os.environ.get("GPU_PROOF_PYTHON", "/opt/torch/.venv/bin/python3")
+PORT = 30000
+MODEL_ID = "tiny"
+STATE = "/var/lib/vllm-dflash"
+TINY = {
+    "drafter_source": f"{DATA}/pair/drafter/model.safetensors",
+    "drafter_profile": {
+        "mask_token_id": 256,
+        "block_size": 8,
+        "target_layer_ids": [1, 3, 5, 7, 9],
+        "layer_types": ["full_attention"] * 5,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    },
+    "vllm_service_target": f"{DATA}/pair/target",
+    "vllm_service_args": {
+        "tensor-parallel-size": 1,
+        "max-model-len": 4096,
+        "max-num-seqs": 32,
+        "max-num-batched-tokens": 8192,
+    },
+    "vllm_service_speculative_config": {"num_speculative_tokens": 7},
+}
+
+
+def log(text: str) -> None:
+    """One line with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+# --- preparing -----------------------------------------------------------------------------------------
+
+
+def receive(args: argparse.Namespace) -> int:
+    """Keep a piece that was carried here."""
+    into = BASE / "pieces"
+    into.mkdir(parents=True, exist_ok=True)
+    for piece in args.pieces.rglob("piece-*"):
+        shutil.copyfile(piece, into / piece.name)
+        log(f"received {piece.name}, {piece.stat().st_size} bytes")
+    return 0
+
+
+def prepare(_: argparse.Namespace) -> int:
+    """Unpack the pieces, build the venv and the system layer."""
+    begin = time.monotonic()
+    MEMORY.mkdir(exist_ok=True)
+    if not os.path.ismount(MEMORY):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755,size=16g", "tmpfs", MEMORY], check=True)
+    pack.unpack(BASE / "pieces", DATA)
+    log(f"unpacked after {time.monotonic() - begin:.1f} s")
+    kept = pack.keep_what_is_there(DATA / "tree")
+    log(f"system layer: {kept} files that this machine lacks")
+    shutil.rmtree(RELEASE, ignore_errors=True)
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    image = subprocess.run(
+        [IMAGE_PYTHON, "-c", where], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    venv = pack.assemble_venv(DATA / "site", RELEASE, image)
+    for directory, folders, files in os.walk(DATA / "pair"):
+        for name in (*folders, *files, "."):
+            path = Path(directory, name)
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    log(f"venv {venv.name} after {time.monotonic() - begin:.1f} s")
+    return 0
+
+
+# --- one session of runs ---------------------------------------------------------------------------------
+
+
+class Session:
+    """A guest with the stand-in, the watchers, and what was found so far."""
+
+    def __init__(self, out: Path, until: float, gib: float):
+        self.out, self.gib = out, gib
+        self.deadline = time.monotonic() + until
+        self.results: dict[str, object] = {}
+        self.guest = Guest(BASE / "guest", [Path(layer) for layer in LAYERS])
+        self.watchers: list[subprocess.Popen] = []
+
+    def left(self) -> float:
+        """Seconds until this session has to end."""
+        return self.deadline - time.monotonic()
+
+    def save(self) -> None:
+        """What was found so far; after each step, since the machine may go at any time."""
+        (self.out / "results.json").write_text(json.dumps(self.results, indent=1) + "\n")
+
+    def note(self, phase: str, **facts: object) -> None:
+        """Add to the results of a phase."""
+        self.results.setdefault(phase, {}).update(facts)  # type: ignore[union-attr]
+        self.save()
+
+    # --- start and end -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Watch the GPU, boot the guest, install the stand-in's unit."""
+        shutil.rmtree(self.guest.folder, ignore_errors=True)
+        self.guest.mount()
+        # The simulated system of a rehearsal has a unit of its own.
+        unit = self.guest.root / "etc/systemd/system/sglang.service"
+        if not unit.exists():
+            unit.write_text(
+                "[Unit]\nDescription=Stand-in for SGLang\n[Service]\n"
+                f"ExecStart={IMAGE_PYTHON} {HERE}/standin.py --model {DATA}/pair/target --model-id {MODEL_ID}"
+                f" --port {PORT} --gib {self.gib}\nRestart=always\nRestartSec=5\n"
+                "[Install]\nWantedBy=multi-user.target\n"
+            )
+        seconds = self.guest.boot([str(DATA), str(REPO)])
+        query = "nvidia-smi", "--format=csv,noheader,nounits"
+        for name, what, every in (
+            ("gpu-memory.csv", "--query-gpu=timestamp,memory.used", 100),
+            ("gpu-processes.csv", "--query-compute-apps=timestamp,pid,process_name,used_memory", 500),
+        ):
+            with (self.out / name).open("w") as file, open(os.devnull, "wb") as null:
+                try:
+                    watcher = subprocess.Popen([*query, what, f"-lms={every}"], stdout=file, stderr=null)
+                except FileNotFoundError:
+                    continue
+                self.watchers.append(watcher)
+        about = {
+            "date": time.strftime("%Y-%m-%d"),
+            "kernel": os.uname().release,
+            "gpu": self.guest.run(
+                "nvidia-smi",
+                "--query-gpu=name,memory.total,driver_version,compute_cap",
+                "--format=csv,noheader",
+            ).strip(),
+            "systemd": self.guest.run("systemctl", "--version").split("\n")[0],
+            "failed_units": self.guest.run(
+                "systemctl", "--failed", "--plain", "--no-legend", check=False
+            ).split("\n"),
+            "boot_seconds": round(seconds, 1),
+        }
+        venv = self.guest.root / f"opt/vllm-dflash/venvs/{pack.lock_digest()}"
+        if (venv / "bin/vllm").exists():
+            about["not_as_locked"] = pack.differences(venv)
+            begin = time.monotonic()
+            probe = subprocess.run(
+                self.guest.command(
+                    f"/opt/vllm-dflash/venvs/{pack.lock_digest()}/bin/python", "-I", "-", "0.20.1",
+                ),
+                input=(REPO / "roles/vllm/files/probe.py").read_text(), capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            about["probe"] = {
+                "rc": probe.returncode,
+                "said": (probe.stdout.strip().splitlines() or [""])[-1],
+                "stderr": probe.stderr[-1500:],
+                "seconds": round(time.monotonic() - begin, 1),
+            }
+        self.note("machine", **about)
+        log(f"guest up: {json.dumps({k: v for k, v in about.items() if k != 'not_as_locked'})[:1500]}")
+        self.guest.run("systemctl", "enable", "--now", "sglang.service")
+        log(f"stand-in ready after {self.wait_model(MODEL_ID, 90):.1f} s")
+
+    def end(self) -> None:
+        """Keep logs, take everything away."""
+        for watcher in self.watchers:
+            watcher.kill()
+            watcher.wait()
+        if self.guest.process is None:
+            self.guest.down()
+            return
+        try:
+            journal = self.guest.run(
+                "journalctl", "--no-pager", "-o", "short-precise", check=False, timeout=20
+            )
+            (self.out / "journal.log").write_text(journal[-12_000_000:])
+        finally:
+            self.guest.down()
+
+    # --- pieces of runs ------------------------------------------------------------------------------------
+
+    def wait_model(self, model: str, seconds: float, port: int = PORT) -> float:
+        """Seconds until /v1/models names `model` there."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < min(seconds, self.left()):
+            try:
+                answer = json.loads(measure.ask(f"http://127.0.0.1:{port}", "/v1/models", timeout=2))
+                if model in [found["id"] for found in answer["data"]]:
+                    return time.monotonic() - begin
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.1)
+        raise RuntimeError(f"no {model} on port {port} within {seconds} s")
+
+    def inventory(self, variables: dict) -> Path:
+        """An inventory of the one guest, over ssh, with sudo."""
+        host = {
+            "ansible_host": "127.0.0.1",
+            "ansible_port": SSH_PORT,
+            "ansible_user": "ops",
+            "ansible_become": True,
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "rollout_records": "/root/records",
+            **variables,
+        }
+        path = self.guest.root / "root/inventory.yml"
+        path.write_text(json.dumps({"all": {"children": {"gpu_hosts": {"hosts": {"gpu1": host}}}}}, indent=1))
+        return path
+
+    def play(self, name: str, playbook: str, variables: dict, seconds: float = 420) -> dict[str, object]:
+        """Run a playbook from the guest (its own control node); rc, seconds, and the record of the switch."""
+        self.inventory(variables)
+        env = {
+            "PYTHONPATH": f"{DATA}/control",
+            "ANSIBLE_CONFIG": f"{REPO}/ansible.cfg",
+            "ANSIBLE_COLLECTIONS_PATH": f"{DATA}/control",
+            "ANSIBLE_CALLBACKS_ENABLED": "ansible.posix.profile_tasks",
+            "ANSIBLE_HOME": "/root/.ansible",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        limit = max(10, min(seconds, self.left() - 5))
+        words = (
+            *(
+                "timeout",
+                "--kill-after=5",
+                str(int(limit)),
+                os.environ.get("GPU_PROOF_CONTROL", "/usr/bin/python3"),
+            ),
+            *(
+                "-c",
+                "import sys; sys.argv[0] = 'ansible-playbook'; from ansible.cli.playbook import main; sys.exit(main())",
+            ),
+            *("-v", "-i", "/root/inventory.yml", playbook),
+        )
+        # A new order gets a new record: the old one must not be taken for it.
+        before = self.guest.read_json(f"{STATE}/switch/record.json") or {}
+        begin = time.monotonic()
+        with (self.out / f"ansible-{name}.log").open("w") as file:
+            rc = subprocess.run(
+                self.guest.command(*words, env=env, cwd=str(REPO)), stdout=file, stderr=file, check=False
+            ).returncode
+        taken = round(time.monotonic() - begin, 1)
+        record = self.guest.read_json(f"{STATE}/switch/record.json") or {}
+        fresh = record if record.get("id") != before.get("id") else {}
+        (self.out / f"record-{name}.json").write_text(json.dumps(fresh, indent=1) + "\n")
+        text = (self.out / f"ansible-{name}.log").read_text()
+        found = {
+            "rc": rc,
+            "seconds": taken,
+            "state": fresh.get("state"),
+            "cause": fresh.get("cause"),
+            "switch": seconds_in_states(fresh) if fresh else [],
+            "launch_check": launch_check(text),
+            "vram_fit": re.findall(
+                r"^ +- '?(.*?)'?$", text.partition("Show where the memory")[2].partition("TASK")[0], re.M
+            ),
+        }
+        log(f"{name}: {playbook} rc {rc}, {taken} s, {found['state']}: {found['cause'] or found['switch']}")
+        if rc and not fresh:
+            log(text[-2500:])
+        return found
+
+    def phases_of_start(self, unit: str, since: float) -> dict[str, object]:
+        """vLLM's own account of its last start, from the journal since a time (unix)."""
+        text = self.guest.run(
+            "journalctl", "--no-pager", "-o", "short-unix", "-u", unit, f"--since=@{int(since)}", check=False
+        )
+        return start_phases(text)
+
+
+def launch_check(text: str) -> dict[str, object]:
+    """What the launch check of an ansible log (-v) said."""
+    part = text.partition("Check the launch with vLLM itself")[2].partition("\nTASK")[0]
+    keys = "seconds probe_seconds max_rss_mib cuda_initialized scheduled_tokens tensors_loaded tensors_expected aux_layers"
+    found: dict[str, object] = {}
+    for key in keys.split():
+        match = re.search(rf"^\s*{key}: *(\S.*)$", part, re.M) or re.search(rf'"{key}": ([^,\n}}]+)', part)
+        if match:
+            found[key] = match[1]
+    return found
+
+
+START_LINES = {
+    "engine_begins": r"Initializing a V1 LLM engine",
+    "weights_begin": r"Starting to load model",
+    "model_loading_s": r"Model loading took .* and ([0-9.]+) seconds",
+    "model_memory_gib": r"Model loading took ([0-9.]+) ?Gi?B",
+    "compile_cached": r"Directly load (?:AOT compilation|the compiled graph)",
+    "compile_s": r"torch\.compile (?:and initial profiling/warmup run together )?took ([0-9.]+) s",
+    "available_kv_gib": r"Available KV cache memory: ([0-9.]+) GiB",
+    "kv_tokens": r"GPU KV cache size: ([0-9,]+) tokens",
+    "concurrency": r"Maximum concurrency for .*: ([0-9.]+)x",
+    "profile_s": r"Initial profiling/warmup run took ([0-9.]+) s",
+    "graph_capture": r"Graph capturing finished in ([0-9.]+) secs?, took (-?[0-9.]+) GiB",
+    "engine_init_s": r"init engine .* took ([0-9.]+) s(?: \(compilation: ([0-9.]+) s)?",
+    "ready": r"Application startup complete",
+}
+
+
+def start_phases(text: str) -> dict[str, object]:
+    """Times (seconds from the first line of the start) and numbers out of vLLM's log, in `short-unix` form."""
+    lines = [line for line in text.splitlines() if re.match(r"\d+\.\d+ ", line)]
+    # Only the last start.
+    begins = [
+        place for place, line in enumerate(lines) if "Starting vllm-dflash" in line or "Starting vLLM" in line
+    ]
+    lines = lines[begins[-1] :] if begins else lines
+    found: dict[str, object] = {}
+    if not lines:
+        return found
+    first = float(lines[0].split()[0])
+    for line in lines:
+        at = round(float(line.split()[0]) - first, 2)
+        for name, pattern in START_LINES.items():
+            if match := re.search(pattern, line):
+                value = list(match.groups()) if match.groups() else None
+                found.setdefault(name, []).append({"at": at, "value": value})  # type: ignore[union-attr]
+    return found
+
+
+# --- phases ------------------------------------------------------------------------------------------------
+
+
+def rollout(session: Session) -> None:
+    """Stand-in → vLLM with DFlash by site.yml, a second run that changes nothing, and the outage seen outside."""
+    probe = measure.Probe(session.out / "probe-rollout.csv", f"http://127.0.0.1:{PORT}", MODEL_ID)
+    probe.start()
+    begin = time.time()
+    found = session.play("rollout", "site.yml", TINY)
+    time.sleep(1)
+    probe.stop()
+    session.note("rollout", first=found, outages=measure.outages(session.out / "probe-rollout.csv"))
+    release = (session.guest.read_json(f"{STATE}/serving.json") or {}).get("serving") or {}
+    if found["state"] != "CONFIRMED":
+        raise RuntimeError("not CONFIRMED")
+    session.note("rollout", start=session.phases_of_start(release["unit"], begin))
+    # Some tokens, so that the counters say something of the very server that was rolled out.
+    prompts = json.loads((DATA / "pair/prompt_ids.json").read_text())
+    served = measure.load(f"http://127.0.0.1:{PORT}", MODEL_ID, prompts, 256, 1)
+    served.pop("texts")
+    session.note("rollout", served=served, second_run=session.play("second", "site.yml", TINY, 120))
+
+
+def faults(session: Session) -> None:
+    """Back to the stand-in, then two roll-outs that die: killed while warming up, crashed after the start."""
+    back = session.play("rollback", "playbooks/rollback.yml", TINY, 120)
+    session.note("faults", rollback=back)
+    for name, when in (("warmup", "engine holds memory"), ("started", "port answers")):
+        if session.left() < 60:
+            session.note("faults", **{name: "no time left"})
+            continue
+        seen: dict[str, object] = {}
+        killer = threading.Thread(target=_kill_new, args=(session, name, seen), daemon=True)
+        killer.start()
+        found = session.play(f"fault-{name}", "site.yml", TINY, 240)
+        killer.join(5)
+        left = session.guest.run(
+            "nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"
+        )
+        session.note(
+            "faults",
+            **{name: {"killed_when": when, "kill": seen, **found, "on_the_gpu_after": left.split("\n")}},
+        )
+
+
+def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
+    """SIGKILL to the new server's main process in warm-up, or to its engine as soon as the port answers."""
+    try:
+        end = time.monotonic() + 200
+        while time.monotonic() < end:
+            record = session.guest.read_json(f"{STATE}/switch/record.json") or {}
+            if record.get("state") == "NEW_STARTED":
+                break
+            time.sleep(0.05)
+        else:
+            return
+        unit = record["new"]["unit"]
+        group = session.guest.run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
+        while time.monotonic() < end:
+            if when == "started":
+                try:
+                    measure.ask(f"http://127.0.0.1:{PORT}", "/v1/models", timeout=1)
+                    break
+                except OSError:
+                    time.sleep(0.02)
+                    continue
+            apps = session.guest.run(
+                "nvidia-smi",
+                "--query-compute-apps=pid,process_name,used_memory",
+                "--format=csv,noheader,nounits",
+            )
+            held = [line.split(", ") for line in apps.splitlines()]
+            if any(int(line[-1]) > 2000 for line in held if line[-1].isdigit()):
+                seen["gpu_at_kill"] = held
+                break
+            time.sleep(0.1)
+        pids = session.guest.run("cat", f"/sys/fs/cgroup{group}/cgroup.procs", check=False).split()
+        names = {pid: session.guest.run("cat", f"/proc/{pid}/cmdline", check=False)[:60] for pid in pids}
+        engine = [pid for pid, name in names.items() if "EngineCore" in name]
+        main = session.guest.run("systemctl", "show", "--value", "--property=MainPID", unit).strip()
+        victim = engine[0] if when == "started" and engine else main
+        seen.update(processes=names, victim=victim, at=time.time())
+        session.guest.kill(int(victim))
+    except Exception:  # in a thread: the result has to say it
+        seen["error"] = traceback.format_exc()
+
+
+def variants(session: Session) -> None:
+    """Right and wrong configs of the same drafter, and none: same prompts, one server at a time.
+
+    The first is the release that the roles made; the others are its files with one thing changed. All start
+    side by side on a card that holds them all, then each is measured alone.
+    """
+    serving = (session.guest.read_json(f"{STATE}/serving.json") or {}).get("serving") or {}
+    releases = sorted((session.guest.root / "opt/vllm-dflash/releases").glob("[0-9a-f]*"))
+    release = next(
+        (path for path in releases if path.name == serving.get("release")), releases[0] if releases else None
+    )
+    if release is None:
+        raise RuntimeError("no release to vary: run the phase rollout before")
+    for unit in (serving.get("unit"), "sglang.service"):
+        if unit:
+            session.guest.run("systemctl", "stop", unit, check=False)
+    right = json.loads((release / "drafter/config.json").read_text())
+    flags = json.loads(_yaml_as_json(session, f"/opt/vllm-dflash/releases/{release.name}/vllm.yaml"))
+    guess = [round(i * (12 - 1) / 4) for i in range(5)]
+    changes: dict[str, dict | None] = {
+        "none": None,
+        "right": {},
+        "ids_unshifted": {"eagle_aux_hidden_state_layer_ids": None},
+        "wrong_mask": {"dflash_config": {**right["dflash_config"], "mask_token_id": 257}},
+        "guessed_taps": {
+            "dflash_config": {**right["dflash_config"], "target_layer_ids": guess},
+            "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in guess],
+        },
+    }
+    work = session.guest.root / "var/cache/vllm-dflash/variants"
+    ports = {}
+    begin = time.time()
+    for number, (name, change) in enumerate(changes.items()):
+        folder = work / name
+        folder.mkdir(parents=True, exist_ok=True)
+        inside = f"/var/cache/vllm-dflash/variants/{name}"
+        mine = {key: value for key, value in flags.items() if key not in ("port", "speculative-config")}
+        mine |= {"port": 31000 + number, "served-model-name": [name], "gpu-memory-utilization": 0.15}
+        # Fixed, so that servers starting side by side don't measure one another.
+        mine["kv-cache-memory-bytes"] = 4 << 30
+        if change is not None:
+            config = {key: value for key, value in {**right, **change}.items() if value is not None}
+            (folder / "config.json").write_text(json.dumps(config))
+            weights = os.readlink(release / "drafter/model.safetensors")
+            if not (folder / "model.safetensors").is_symlink():
+                (folder / "model.safetensors").symlink_to(weights)
+            mine["speculative-config"] = {**flags["speculative-config"], "model": inside}
+        (folder / "vllm.yaml").write_text(json.dumps(mine))
+        session.guest.run("chown", "-R", "vllm-dflash:vllm-dflash", inside)
+        ports[name] = 31000 + number
+        session.guest.run(
+            *(
+                "systemd-run",
+                "--quiet",
+                f"--unit=variant-{name}",
+                "--property=User=vllm-dflash",
+                "--property=KillMode=control-group",
+            ),
+            f"--property=EnvironmentFile=/opt/vllm-dflash/releases/{release.name}/environment",
+            *("--property=PrivateTmp=yes", "--property=TimeoutStopSec=10"),
+            *(f"--setenv={pair}" for pair in os.environ.get("GPU_PROOF_SETENV", "").split()),
+            f"--setenv=PATH=/opt/vllm-dflash/releases/{release.name}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
+            *(
+                f"/opt/vllm-dflash/releases/{release.name}/venv/bin/vllm",
+                "serve",
+                "--config",
+                f"{inside}/vllm.yaml",
+            ),
+        )
+    for name, port in ports.items():
+        try:
+            session.wait_model(name, 150, port)
+        except RuntimeError as error:
+            session.note("variants", **{name: {"error": str(error)}})
+    log(f"variants started after {time.time() - begin:.1f} s")
+    short = json.loads((DATA / "pair/prompt_ids.json").read_text())
+    more = measure.source_prompts(96, 200)
+    long = measure.source_prompts(48, 3000)
+    texts: dict[str, list[str]] = {}
+    for name, port in ports.items():
+        base = f"http://127.0.0.1:{port}"
+        if session.left() < 25 or name in session.results.get("variants", {}):
+            continue
+        measure.load(base, name, short[:4], 64, 1)
+        found = {
+            "one_at_a_time": measure.load(base, name, short, 256, 1),
+            "short": measure.load(base, name, more, 256, 16),
+            "long": measure.load(base, name, long, 512, 16),
+        }
+        texts[name] = found["one_at_a_time"]["texts"]
+        for part in found.values():
+            part.pop("texts")
+        reference = texts.get("none")
+        if reference:
+            found["same_text_as_without"] = sum(a == b for a, b in zip(texts[name], reference, strict=True))
+        session.note("variants", **{name: found})
+        log(f"variant {name}: {json.dumps(found)[:700]}")
+    for name in ports:
+        session.guest.run("systemctl", "stop", f"variant-{name}.service", check=False)
+    # As it was: the next phase rolls out again.
+    session.guest.run("systemctl", "start", serving.get("unit") or "sglang.service", check=False)
+
+
+def _yaml_as_json(session: Session, path: str) -> str:
+    venv = f"/opt/vllm-dflash/venvs/{pack.lock_digest()}/bin/python"
+    return session.guest.run(
+        venv, "-c", f"import json, yaml; print(json.dumps(yaml.safe_load(open({path!r}))))"
+    )
+
+
+def canonical(session: Session) -> None:
+    """The shapes of Qwen3.6-27B with dummy weights: start by phase, cold and with the compile cache; memory."""
+    models = session.guest.root / "root/models"
+    testbed = REPO / "tests/testbed"
+    subprocess.run([sys.executable, testbed / "make_target.py", models / "Qwen3.6-27B"], check=True)
+    subprocess.run(
+        [sys.executable, testbed / "make_drafter.py", models / "drafter/model.safetensors", "--sparse"],
+        check=True,
+    )
+    shipped = json.loads(_yaml_as_json(session, f"{REPO}/inventory/group_vars/qwen3_6_27b_dflash.yml"))
+    arguments = {
+        **shipped["vllm_service_args"],
+        "tensor-parallel-size": 1,
+        "load-format": "dummy",
+        # FlashInfer is not carried.
+        "gdn-prefill-backend": "triton",
+    }
+    variables = {
+        **shipped,
+        "drafter_source": "/root/models/drafter/model.safetensors",
+        "vllm_service_args": arguments,
+    }
+    begin = time.time()
+    found = session.play("canonical", "site.yml", variables, 540)
+    unit = ((session.guest.read_json(f"{STATE}/switch/record.json") or {}).get("new") or {}).get("unit", "")
+    session.note("canonical", cold=found, cold_start=session.phases_of_start(unit, begin))
+    if found["state"] != "CONFIRMED" or session.left() < 60:
+        return
+    begin = time.time()
+    session.guest.run("systemctl", "restart", unit, timeout=60)
+    model = (session.guest.read_json(f"{STATE}/serving.json") or {})["serving"]["model_id"]
+    seconds = session.wait_model(model, 400)
+    session.note("canonical", warm_seconds=round(seconds, 1), warm_start=session.phases_of_start(unit, begin))
+
+
+PHASES = {"rollout": rollout, "faults": faults, "variants": variants, "canonical": canonical}
+
+
+def run_phases(args: argparse.Namespace) -> int:
+    """Boot, run the phases in order, keep what was found whatever happens."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    session = Session(args.out, args.until, args.gib)
+    failed = 0
+    try:
+        session.start()
+        for name in args.phases:
+            if session.left() < 30:
+                session.note(name, error="no time left")
+                continue
+            log(f"phase {name}, {session.left():.0f} s left")
+            begin = time.monotonic()
+            try:
+                PHASES[name](session)
+            except Exception:  # the next phase may still tell something
+                failed += 1
+                session.note(name, error=traceback.format_exc())
+                log(traceback.format_exc())
+            session.note(name, phase_seconds=round(time.monotonic() - begin, 1))
+    finally:
+        session.end()
+        session.save()
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(required=True)
+    verb = verbs.add_parser("pack")
+    verb.add_argument(
+        "--pair", type=Path, required=True, help="folder with target/, drafter/ and prompt_ids.json"
+    )
+    verb.add_argument("--into", type=Path, default=REPO / ".cache/gpu")
+    verb.add_argument("--uv", default="uv")
+    verb.set_defaults(function=lambda args: print(*pack.pack(args.into, args.pair, args.uv), sep="\n"))
+    verb = verbs.add_parser("receive")
+    verb.add_argument("pieces", type=Path)
+    verb.set_defaults(function=receive)
+    verbs.add_parser("prepare").set_defaults(function=prepare)
+    verb = verbs.add_parser("run")
+    verb.add_argument("--out", type=Path, required=True)
+    verb.add_argument(
+        "--until", type=float, default=3600, help="seconds; what doesn't fit is left out and named"
+    )
+    verb.add_argument(
+        "--gib", type=float, default=100, help="GPU memory that the stand-in holds beside its model"
+    )
+    verb.add_argument("phases", nargs="+", choices=PHASES)
+    verb.set_defaults(function=run_phases)
+    args = parser.parse_args()
+    os.umask(0o022)
+    return args.function(args) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

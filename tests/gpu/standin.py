@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""A stand-in for SGLang: a small real model on the GPU behind the OpenAI API, and gigabytes held beside it.
+
+It is not SGLang. What it shares with one is what the roll-out sees: a unit that holds GPU memory, a port,
+/v1/models and completions that the model really makes. Needs torch and transformers, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+GIB = 2**30
+
+
+class Model:
+    """The target, greedy, one request at a time."""
+
+    def __init__(self, folder: str, gib: float):
+        import torch
+        from tokenizers import Tokenizer
+        from transformers import AutoModelForCausalLM
+
+        self.torch = torch
+        self.lock = threading.Lock()
+        self.tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda").eval()
+        # As a server's KV cache would: taken at once, kept until the process ends.
+        self.held = torch.zeros(int(gib * GIB), dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+
+    def complete(self, prompt: str, tokens: int) -> str:
+        """The continuation of `prompt`, at most `tokens` tokens."""
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        with self.lock, self.torch.inference_mode():
+            given = self.torch.tensor([ids], device="cuda")
+            found = self.model.generate(
+                given,
+                do_sample=False,
+                attention_mask=self.torch.ones_like(given),
+                min_new_tokens=tokens,
+                max_new_tokens=tokens,
+                pad_token_id=0,
+            )
+        return self.tokenizer.decode(found[0, len(ids) :].tolist())
+
+
+def handler(model: Model, model_id: str) -> type[BaseHTTPRequestHandler]:
+    """The HTTP side of it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def answer(self, body: dict | str, kind: str = "application/json", status: int = 200) -> None:
+            data = (body if isinstance(body, str) else json.dumps(body)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self) -> None:
+            if self.path == "/v1/models":
+                self.answer({"object": "list", "data": [{"id": model_id, "object": "model"}]})
+            elif self.path == "/health":
+                self.answer("", "text/plain")
+            else:
+                self.answer({"error": "not found"}, status=404)
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path != "/v1/completions":
+                self.answer({"error": "not found"}, status=404)
+                return
+            if asked.get("model") != model_id:
+                self.answer({"error": f"no model {asked.get('model')}"}, status=404)
+                return
+            text = model.complete(asked["prompt"], asked.get("max_tokens", 16))
+            choice = {"index": 0, "text": text, "finish_reason": "length"}
+            body = {
+                "id": "stand-in",
+                "object": "text_completion",
+                "created": int(time.time()),
+                "model": model_id,
+            }
+            body["choices"] = [choice]
+            if asked.get("stream"):
+                self.answer(f"data: {json.dumps(body)}\n\ndata: [DONE]\n\n", "text/event-stream")
+            else:
+                self.answer(body)
+
+    return Handler
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--model-id", required=True)
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--gib", type=float, required=True, help="GPU memory held beside the model")
+    args = parser.parse_args()
+    served = handler(Model(args.model, args.gib), args.model_id)
+    print(f"stand-in for SGLang: ready on port {args.port}, {args.gib} GiB held", flush=True)
+    ThreadingHTTPServer(("0.0.0.0", args.port), served).serve_forever()  # noqa: S104
+
+
+if __name__ == "__main__":
+    main()
