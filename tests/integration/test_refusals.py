@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -103,12 +104,33 @@ def test_all_reasons_of_a_host_at_once(fleet, undisturbed):
     refused(play, "NVIDIA driver: found 580", "Python: found /nowhere/python3", "target: found no folder")
 
 
+SEEDS_FLAGS = {"tensor-parallel-size": 2, "max-model-len": 32768, "language-model-only": True}
+
+
+def test_the_pair_is_judged_before_anything_travels(fleet, undisturbed):
+    play = fleet.play(vllm_service_args=SEEDS_FLAGS, gpu_host_min_driver="999")
+    refused(play, "NVIDIA driver: found 580", "drafter: drafting leaves -1536 tokens", "at least 4096")
+    assert "TASK [vllm :" not in play.output.partition("PLAY [Stage]")[2]
+
+
+def test_a_published_config_of_another_family_beside_the_drafter(fleet, undisturbed, tmp_path):
+    (tmp_path / "model.safetensors").symlink_to(fleet.drafter)
+    beside = tmp_path / "config.json"
+    beside.write_text(json.dumps({"architectures": ["DSparkDraftModel"]}))
+    refused(
+        fleet.play("playbooks/preflight.yml", drafter_source=str(tmp_path / "model.safetensors")),
+        f"drafter: shipped config {beside} is a DSpark drafter",
+        "What to do:",
+    )
+
+
 def test_launch_check_failing(fleet, undisturbed):
-    arguments = {
-        "tensor-parallel-size": 2,
-        "max-model-len": 32768,
-        "language-model-only": True,
-        "max-num-seqs": 256,
-        "max-num-batched-tokens": 2048,
+    # What only vLLM itself knows.
+    flags = {
+        **SEEDS_FLAGS,
+        "max-num-seqs": 16,
+        "max-num-batched-tokens": 8448,
+        "enable-auto-tool-choice": True,
+        "tool-call-parser": "no_such_parser",
     }
-    refused(fleet.play(vllm_service_args=arguments), "-1536")
+    refused(fleet.play(vllm_service_args=flags), "no_such_parser")

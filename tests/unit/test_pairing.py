@@ -97,6 +97,34 @@ def test_drafter_heads_have_to_divide_too():
     )
 
 
+@pytest.mark.parametrize(
+    ("heads", "refusal"),
+    [
+        # Attention heads are split, never repeated; key/value heads that are fewer than GPUs are repeated.
+        ({"num_attention_heads": 2, "num_key_value_heads": 2}, "a multiple of 4."),
+        ({"num_attention_heads": 32, "num_key_value_heads": 3}, "a multiple of 4 or a divisor of 4"),
+        ({"num_attention_heads": 32, "num_key_value_heads": 6}, "a multiple of 4 or a divisor of 4"),
+    ],
+)
+def test_what_heads_can_be_split_or_repeated(heads, refusal):
+    refused(refusal, launch={"tensor-parallel-size": 4}, geometry=dataclasses.replace(GEOMETRY, **heads))
+
+
+def test_one_gpu_one_request_and_one_drafted_token_are_numbers():
+    flags = {
+        "tensor-parallel-size": 1,
+        "max-num-seqs": 1,
+        "speculative-config": {"num_speculative_tokens": 1},
+    }
+    assert check(flags) == []
+
+
+def test_no_token_left_is_said_as_such():
+    # 15 drafted tokens: 14 a request are kept free, so 16 requests use up 224.
+    refused("drafting leaves 0 tokens a step", launch={"max-num-batched-tokens": 224})
+    refused("too small for one draft", launch={"max-num-batched-tokens": 225})
+
+
 def test_target_types():
     refused(
         "no DFlash beside a target of type mistral",
