@@ -147,7 +147,7 @@ from ansible.module_utils.dflash_rollout.drafter_facts import (
     facts_of,
     first_free_token,
     parse_config,
-    read_config,
+    shipped_facts,
 )
 from ansible.module_utils.dflash_rollout.errors import RolloutError
 from ansible.module_utils.dflash_rollout.files import read_text, write_atomically
@@ -197,9 +197,9 @@ def main() -> None:
             target,
             given["profile"],
             given["vllm_version"],
-            shipped=read_shipped_of(given),
+            shipped=read_shipped(given),
             allow_derived=given["allow_derived"],
-            first_free_token=partial(first_free_token, folder_of(given["target_config"]))
+            first_free_token=partial(first_free_token, given["target_config"])
             if given["target_config"]
             else None,
             where=given["weights"] or "the drafter",
@@ -240,26 +240,12 @@ def read_tensors(given: dict, check: bool) -> dict[str, Tensor]:
     return header.tensors
 
 
-def read_shipped_of(given: dict) -> Facts | None:
-    """The facts of shipped or shipped_config, or of the config.json beside the weights."""
+def read_shipped(given: dict) -> Facts | None:
+    """The facts of shipped, of shipped_config, or of the config.json beside the weights."""
     path = given["shipped_config"]
-    if given["shipped"] is not None:
-        document = parse_config(given["shipped"], f"the shipped config {path}")
-        return facts_of(document, f"shipped config {path}")
-    if path is None and given["weights"]:
-        path = os.path.join(folder_of(given["weights"]), "config.json")
-        # What this module wrote itself is no source.
-        written = given["dest"] and os.path.realpath(given["dest"]) == os.path.realpath(path)
-        if written or not os.path.exists(path):
-            return None
-    if not path:
-        return None
-    return facts_of(read_config(path, "the shipped config"), f"shipped config {path}")
-
-
-def folder_of(path: str) -> str:
-    """The folder that `path` is, or lies in."""
-    return path if os.path.isdir(path) else os.path.dirname(path)
+    if given["shipped"] is None:
+        return shipped_facts(path, given["weights"], given["dest"])
+    return facts_of(parse_config(given["shipped"], f"the shipped config {path}"), f"shipped config {path}")
 
 
 def write(module: AnsibleModule, dest: str, text: str) -> dict[str, object]:

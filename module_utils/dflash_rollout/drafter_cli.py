@@ -9,7 +9,6 @@ render prints the config to stdout, and its provenance and warnings to stderr.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from .drafter_config import (
     render,
     target_of,
 )
-from .drafter_facts import Facts, facts_of, first_free_token, read_config
+from .drafter_facts import first_free_token, read_config, shipped_facts
 from .drafter_layout import Geometry, read_geometry
 from .errors import RolloutError
 from .files import read_text, write_atomically
@@ -59,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--target", required=True, help="the target's folder or config.json")
     make.add_argument("--profile", default="", help="JSON file with what the operator knows")
     make.add_argument("--drafter", default="", help="name of a published drafter, e.g. " + KNOWN[0].name)
-    make.add_argument("--shipped-config", default="", help="config.json that came with the weights")
+    make.add_argument(
+        "--shipped-config", help="config.json that came with the weights; the one beside them if not given"
+    )
     make.add_argument(
         "--allow-derived",
         action="append",
@@ -102,15 +103,14 @@ def run_render(arguments: argparse.Namespace) -> int:
     profile = read_config(arguments.profile, "the profile") if arguments.profile else {}
     if arguments.drafter:
         profile = {**profile, "drafter": arguments.drafter}
-    folder = arguments.target if os.path.isdir(arguments.target) else os.path.dirname(arguments.target)
     rendered = render(
         header.tensors,
         read_target(arguments.target),
         profile,
         arguments.vllm_version,
-        shipped=_shipped(arguments.shipped_config),
+        shipped=shipped_facts(arguments.shipped_config, arguments.weights, arguments.dest or None),
         allow_derived=(*DERIVED_BY_DEFAULT, *arguments.allow_derived),
-        first_free_token=partial(first_free_token, folder),
+        first_free_token=partial(first_free_token, arguments.target),
         where=arguments.weights,
         target_name=arguments.target,
     )
@@ -157,12 +157,6 @@ def provenance_table(rendered: Rendered) -> str:
     lines += [f"warning: {warning}" for warning in rendered.warnings]
     lines += [f"environment: {name}={value}" for name, value in rendered.environment.items()]
     return "\n".join(lines)
-
-
-def _shipped(path: str) -> Facts | None:
-    if not path:
-        return None
-    return facts_of(read_config(path, "the shipped config"), f"shipped config {path}")
 
 
 def _short(value: object) -> str:

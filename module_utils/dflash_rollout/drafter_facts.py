@@ -138,11 +138,26 @@ def parse_config(text: str | bytes, what: str) -> dict[str, Any]:
     return document
 
 
-def first_free_token(folder: str) -> int:
-    """The first id after the last token of the tokenizer in `folder` (tokenizer.json).
+def shipped_facts(path: str | None, weights: str | None = None, dest: str | None = None) -> Facts | None:
+    """The facts of the config.json that came with the weights.
+
+    `path` None means the one beside `weights`, unless that is `dest`, which we wrote ourselves; "" means none.
+    Raises RolloutError as read_config and facts_of do.
+    """
+    if path is None and weights:
+        folder = weights if os.path.isdir(weights) else os.path.dirname(weights)
+        path = os.path.join(folder, "config.json")
+        if not os.path.exists(path) or (dest and os.path.realpath(dest) == os.path.realpath(path)):
+            return None
+    return facts_of(read_config(path, "the shipped config"), f"shipped config {path}") if path else None
+
+
+def first_free_token(target: str) -> int:
+    """The first id after the last token of the tokenizer.json in the target's folder, or beside its config.
 
     Some published drafters mask with it, others don't: a derivation to be allowed explicitly.
     """
+    folder = target if os.path.isdir(target) else os.path.dirname(target)
     document = read_config(os.path.join(folder, "tokenizer.json"), "the target's tokenizer")
     model = document.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None

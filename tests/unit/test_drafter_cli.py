@@ -12,6 +12,7 @@ from dflash_rollout.drafter_cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from drafters import PROFILE_27B, QWEN3_6_27B, drafter_shapes, write_sparse
+from published_pairs import PAIRS
 from test_drafter_config import EXPECTED_27B
 
 
@@ -48,6 +49,17 @@ def test_render_prints_the_config_and_its_sources(files, capsys):
     assert "4 sliding_attention + 1 full_attention" in printed.err
     assert "tensors: length of q_norm" in printed.err
     assert "warning: vLLM 0.20.1 ignores the drafter's sliding window" in printed.err
+
+
+def test_the_published_config_beside_the_weights_is_a_source(files, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(PAIRS[0].shipped))
+    arguments = ["render", files["weights"], "--target", files["target"]]
+    assert main(arguments) == 0
+    assert f"shipped config {tmp_path / 'config.json'}" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{")
+    assert main(arguments) == 1
+    assert "is not JSON" in capsys.readouterr().err
+    assert main([*arguments, "--shipped-config", "", "--drafter", PAIRS[0].name]) == 0
 
 
 def test_render_writes_once(files, tmp_path, capsys):
