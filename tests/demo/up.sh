@@ -29,8 +29,15 @@ step "The real vLLM wheel from the lock, once, as a layer that the hosts share"
 step "Two booted hosts, serving with a simulated SGLang"
 "${bed[@]}" up demo --hosts 2 --layer
 inventory=/run/vllm-dflash-testbed/demo/inventory.yml
-step "ansible-playbook site.yml"
+step "ansible-playbook site.yml, watched from outside"
+probes=/run/vllm-dflash-testbed/demo/probes.jsonl
+python3 tests/demo/outage.py watch "$probes" "$inventory" &
+watcher=$!
+trap 'kill $watcher 2>/dev/null || true' EXIT
 ansible-playbook -i "$inventory" site.yml -e "drafter_source=$drafter"
+kill $watcher && wait $watcher
+step "What clients saw"
+python3 tests/demo/outage.py report "$probes" "$inventory"
 step "Done"
 address=$(ansible-inventory -i "$inventory" --host demo-gpu1 | python3 -c 'import json, sys; print(json.load(sys.stdin)["ansible_host"])')
 cat <<TEXT
