@@ -125,7 +125,9 @@ class Guest:
             "install -d -m 0700 -o ops -g ops /home/ops/.ssh;"
             "install -m 0600 -o ops -g ops /root/.ssh/id_ed25519.pub /home/ops/.ssh/authorized_keys;"
             f"sed 's/^/[127.0.0.1]:{SSH_PORT} /' /etc/ssh/ssh_host_ed25519_key.pub > /root/.ssh/known_hosts;"
-            "mkdir -p /var/log/journal; [ -e /usr/bin/python3 ] || ln -s python3.12 /usr/bin/python3; ldconfig"
+            "mkdir -p /var/log/journal; [ -e /usr/bin/python3 ] || ln -s python3.12 /usr/bin/python3;"
+            # The machine's own cache names its driver, which isn't bound in here yet.
+            "[ -e /etc/ld.so.cache ] || ldconfig"
         )
         _run("chroot", self.root, "/bin/sh", "-ec", script)
 

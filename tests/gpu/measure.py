@@ -136,3 +136,26 @@ def outages(path: Path) -> list[dict[str, float]]:
         elif bad_since is None:
             bad_since = float(begin)
     return found
+
+
+def gpu_memory(path: Path, begin: float, end: float) -> dict[str, float | int]:
+    """MiB used on the first GPU between two times (unix), from `nvidia-smi --query-gpu=timestamp,memory.used`."""
+    seen = []
+    for line in path.read_text().splitlines():
+        stamp, _, used = line.partition(", ")
+        try:
+            at = time.mktime(time.strptime(stamp.split(".")[0], "%Y/%m/%d %H:%M:%S"))
+            at += int(stamp.split(".")[1]) / 1000
+            seen.append((at, int(used)))
+        except (ValueError, IndexError):
+            continue  # the line that is just being written
+    mine = [used for at, used in seen if begin <= at <= end]
+    if not mine:
+        return {}
+    return {
+        "first": mine[0],
+        "lowest": min(mine),
+        "highest": max(mine),
+        "last": mine[-1],
+        "readings": len(mine),
+    }

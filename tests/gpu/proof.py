@@ -12,6 +12,7 @@ Standard library only, root, Python >= 3.11.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -120,6 +121,7 @@ class Session:
         self.results: dict[str, object] = {}
         self.guest = Guest(BASE / "guest", [Path(layer) for layer in LAYERS])
         self.watchers: list[subprocess.Popen] = []
+        self.login = {"ansible_user": "ops", "ansible_become": True}
 
     def left(self) -> float:
         """Seconds until this session has to end."""
@@ -138,7 +140,7 @@ class Session:
 
     def start(self) -> None:
         """Watch the GPU, boot the guest, install the stand-in's unit."""
-        shutil.rmtree(self.guest.folder, ignore_errors=True)
+        self.guest.down()  # what an interrupted run left
         self.guest.mount()
         # The simulated system of a rehearsal has a unit of its own.
         unit = self.guest.root / "etc/systemd/system/sglang.service"
@@ -191,10 +193,44 @@ class Session:
                 "stderr": probe.stderr[-1500:],
                 "seconds": round(time.monotonic() - begin, 1),
             }
+        about["sudo"] = self.check_sudo()
+        about["ensurepip"] = self.check_ensurepip()
         self.note("machine", **about)
         log(f"guest up: {json.dumps({k: v for k, v in about.items() if k != 'not_as_locked'})[:1500]}")
         self.guest.run("systemctl", "enable", "--now", "sglang.service")
         log(f"stand-in ready after {self.wait_model(MODEL_ID, 90):.1f} s")
+
+        # The switch attributes GPU memory by pid: does nvidia-smi say those of the guest?
+        pids = self.guest.run(
+            "nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"
+        )
+        main = self.guest.run("systemctl", "show", "--value", "--property=MainPID", "sglang.service").strip()
+        self.note("machine", stand_in={"main_pid": main, "nvidia_smi_in_the_guest": pids.splitlines()})
+        log(f"stand-in is pid {main} in the guest, nvidia-smi says {pids.splitlines()}")
+
+    def check_sudo(self) -> str:
+        """Log in as ops, who must sudo; as root where the image's PAM and the carried sudo don't go together."""
+        tried = self.guest.run(
+            "runuser", "-u", "ops", "--", "sh", "-c", "sudo -n true 2>&1 && echo yes", check=False
+        )
+        if tried.strip().endswith("yes"):
+            return "works"
+        self.guest.run("sh", "-c", "cp /root/.ssh/id_ed25519.pub /root/.ssh/authorized_keys")
+        self.login = {"ansible_user": "root", "ansible_become": False}
+        return f"doesn't work, so Ansible logs in as root: {tried.strip()[-300:]}"
+
+    def check_ensurepip(self) -> str:
+        """Preflight wants what makes a venv. Here the venv is there already: an empty module says so."""
+        look = "import importlib.util as u, os, venv; print(u.find_spec('ensurepip') is not None, os.path.dirname(os.__file__))"
+        there, library = self.guest.run("/usr/bin/python3", "-c", look).split()
+        if there == "True":
+            return "the machine's own"
+        stand_in = self.guest.root / library.lstrip("/") / "ensurepip/__init__.py"
+        stand_in.parent.mkdir()
+        stand_in.write_text(
+            '"""A stand-in: the image lacks ensurepip, and this proof brings its venv along."""\n'
+        )
+        return "a stand-in"
 
     def end(self) -> None:
         """Keep logs, take everything away."""
@@ -232,8 +268,7 @@ class Session:
         host = {
             "ansible_host": "127.0.0.1",
             "ansible_port": SSH_PORT,
-            "ansible_user": "ops",
-            "ansible_become": True,
+            **self.login,
             "ansible_python_interpreter": "/usr/bin/python3",
             "rollout_records": "/root/records",
             **variables,
@@ -285,7 +320,8 @@ class Session:
             "state": fresh.get("state"),
             "cause": fresh.get("cause"),
             "switch": seconds_in_states(fresh) if fresh else [],
-            "launch_check": launch_check(text),
+            "launch_check": self.launch_check(text),
+            "gpu_memory": self.memory_of_states(fresh),
             "vram_fit": re.findall(
                 r"^ +- '?(.*?)'?$", text.partition("Show where the memory")[2].partition("TASK")[0], re.M
             ),
@@ -295,24 +331,39 @@ class Session:
             log(text[-2500:])
         return found
 
+    def launch_check(self, text: str) -> dict[str, object]:
+        """What the launch check of an ansible log (-v) said, and the memory of the GPU meanwhile."""
+        part, _, rest = text.partition("Check the launch with vLLM itself")[2].partition("\nTASK")
+        keys = "seconds probe_seconds max_rss_mib cuda_initialized scheduled_tokens tensors_loaded tensors_expected"
+        found: dict[str, object] = {}
+        for key in keys.split():
+            if match := re.search(rf"^\s*{key}: *(\S.*)$", part, re.M):
+                found[key] = match[1]
+        # profile_tasks prints when a task begins, to the second.
+        stamp = r"^\w+ (\d+ \w+ \d{4}  \d\d:\d\d:\d\d) [+-]\d{4} "
+        begin, end = re.search(stamp, part, re.M), re.search(stamp, rest, re.M)
+        if found and begin and end:
+            when = [time.mktime(time.strptime(match[1], "%d %B %Y  %H:%M:%S")) for match in (begin, end)]
+            found["gpu_memory_mib"] = measure.gpu_memory(self.out / "gpu-memory.csv", *when)
+        return found
+
+    def memory_of_states(self, record: dict) -> dict[str, object]:
+        """MiB on the GPU in each state of a switch. The record knows seconds since boot."""
+        now = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        rows = record.get("states") or []
+        return {
+            first["state"]: measure.gpu_memory(
+                self.out / "gpu-memory.csv", first["boot_s"] + now, following["boot_s"] + now
+            )
+            for first, following in itertools.pairwise(rows)
+        }
+
     def phases_of_start(self, unit: str, since: float) -> dict[str, object]:
         """vLLM's own account of its last start, from the journal since a time (unix)."""
         text = self.guest.run(
             "journalctl", "--no-pager", "-o", "short-unix", "-u", unit, f"--since=@{int(since)}", check=False
         )
         return start_phases(text)
-
-
-def launch_check(text: str) -> dict[str, object]:
-    """What the launch check of an ansible log (-v) said."""
-    part = text.partition("Check the launch with vLLM itself")[2].partition("\nTASK")[0]
-    keys = "seconds probe_seconds max_rss_mib cuda_initialized scheduled_tokens tensors_loaded tensors_expected aux_layers"
-    found: dict[str, object] = {}
-    for key in keys.split():
-        match = re.search(rf"^\s*{key}: *(\S.*)$", part, re.M) or re.search(rf'"{key}": ([^,\n}}]+)', part)
-        if match:
-            found[key] = match[1]
-    return found
 
 
 START_LINES = {
@@ -429,7 +480,9 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
                 seen["gpu_at_kill"] = held
                 break
             time.sleep(0.1)
-        pids = session.guest.run("cat", f"/sys/fs/cgroup{group}/cgroup.procs", check=False).split()
+        # The second path is that of a machine with cgroups v1.
+        where = f"/sys/fs/cgroup{group}/cgroup.procs /sys/fs/cgroup/systemd{group}/cgroup.procs"
+        pids = session.guest.run("sh", "-c", f"cat {where} 2>/dev/null", check=False).split()
         names = {pid: session.guest.run("cat", f"/proc/{pid}/cmdline", check=False)[:60] for pid in pids}
         engine = [pid for pid, name in names.items() if "EngineCore" in name]
         main = session.guest.run("systemctl", "show", "--value", "--property=MainPID", unit).strip()
