@@ -46,19 +46,22 @@ class Proof:
         return asdict(self)
 
 
-class _Deadline:
+class Deadline:
+    """One limit, in seconds from now, for everything that is asked under it."""
+
     def __init__(self, seconds: float):
         self.seconds = seconds
         self.ends = time.monotonic() + seconds
 
     def left(self) -> float:
+        """Seconds left. Raises NoProof when there are none."""
         left = self.ends - time.monotonic()
         if left <= 0:
             raise NoProof(f"no complete answer within {self.seconds:g} s")
         return left
 
 
-def _open(server: dict, path: str, deadline: _Deadline, body: dict | None = None) -> http.client.HTTPResponse:
+def _open(server: dict, path: str, deadline: Deadline, body: dict | None = None) -> http.client.HTTPResponse:
     request = urllib.request.Request(
         f"http://{server['host']}:{server['port']}{path}",
         data=None if body is None else json.dumps(body).encode(),
@@ -67,7 +70,7 @@ def _open(server: dict, path: str, deadline: _Deadline, body: dict | None = None
     return _OPENER.open(request, timeout=deadline.left())
 
 
-def _parts(response: http.client.HTTPResponse, deadline: _Deadline) -> Iterator[bytes]:
+def _parts(response: http.client.HTTPResponse, deadline: Deadline) -> Iterator[bytes]:
     """The body as it comes. A socket's own timeout starts anew with each byte: mind the deadline too."""
     size = 0
     while part := response.read1(65536):
@@ -78,11 +81,11 @@ def _parts(response: http.client.HTTPResponse, deadline: _Deadline) -> Iterator[
         yield part
 
 
-def _read(response: http.client.HTTPResponse, deadline: _Deadline) -> bytes:
+def _read(response: http.client.HTTPResponse, deadline: Deadline) -> bytes:
     return b"".join(_parts(response, deadline))
 
 
-def _ask(server: dict, path: str, deadline: _Deadline, body: dict | None = None, read=_read):
+def ask(server: dict, path: str, deadline: Deadline, body: dict | None = None, read=_read):
     """What `read` makes of the answer to one request. Raises NoProof for whatever else happens."""
     try:
         with _open(server, path, deadline, body) as response:
@@ -102,8 +105,9 @@ def _ask(server: dict, path: str, deadline: _Deadline, body: dict | None = None,
         raise NoProof(f"{path}: the connection broke off: {error!r}") from error
 
 
-def _json(server: dict, path: str, deadline: _Deadline, body: dict | None = None) -> dict:
-    raw = _ask(server, path, deadline, body)
+def ask_json(server: dict, path: str, deadline: Deadline, body: dict | None = None) -> dict:
+    """The JSON object that a server answers. Raises NoProof for whatever else it does."""
+    raw = ask(server, path, deadline, body)
     try:
         value = json.loads(raw)
     except ValueError as error:
@@ -115,7 +119,7 @@ def _json(server: dict, path: str, deadline: _Deadline, body: dict | None = None
 
 def model_ids(server: dict, timeout: float = READY_TIMEOUT_S) -> list[str]:
     """The ids that /v1/models names, at least one. Raises NoProof when it doesn't answer so."""
-    answer = _json(server, "/v1/models", _Deadline(timeout))
+    answer = ask_json(server, "/v1/models", Deadline(timeout))
     try:
         ids = [model["id"] for model in answer["data"]]
     except (KeyError, TypeError) as error:
@@ -132,7 +136,7 @@ def not_ready(server: dict, timeout: float = READY_TIMEOUT_S) -> str | None:
     """
     try:
         model_ids(server, timeout)
-        _ask(server, "/health", _Deadline(timeout))
+        ask(server, "/health", Deadline(timeout))
     except NoProof as reason:
         return None if str(reason).startswith("/health answered 404") else str(reason)
     return None
@@ -145,7 +149,7 @@ def _text_of(answer: dict) -> str:
         raise NoProof(f"/v1/completions answered without choices: {str(answer)[:200]}") from error
 
 
-def _read_stream(response: http.client.HTTPResponse, deadline: _Deadline) -> str:
+def _read_stream(response: http.client.HTTPResponse, deadline: Deadline) -> str:
     """The text of a streamed completion (server-sent events). Without [DONE] at its end it broke off."""
     text, rest = "", b""
     for part in _parts(response, deadline):
@@ -167,12 +171,12 @@ def _read_stream(response: http.client.HTTPResponse, deadline: _Deadline) -> str
     raise NoProof("the stream of /v1/completions broke off before [DONE]")
 
 
-def _complete(server: dict, model: str, prompt: str, stream: bool, deadline: _Deadline) -> str:
+def _complete(server: dict, model: str, prompt: str, stream: bool, deadline: Deadline) -> str:
     body = {"model": model, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
     if stream:
-        text = _ask(server, "/v1/completions", deadline, {**body, "stream": True}, _read_stream)
+        text = ask(server, "/v1/completions", deadline, {**body, "stream": True}, _read_stream)
     else:
-        text = _text_of(_json(server, "/v1/completions", deadline, body))
+        text = _text_of(ask_json(server, "/v1/completions", deadline, body))
     if not text:
         raise NoProof("/v1/completions answered with an empty text")
     return text
@@ -185,7 +189,7 @@ def prove(server: dict, *, completions: int = 3, timeout_s: float = 120.0) -> Pr
     """
     begin = time.monotonic()
     proof = Proof(False, None, None, 0.0)
-    deadline = _Deadline(timeout_s)
+    deadline = Deadline(timeout_s)
     try:
         ids = model_ids(server, deadline.left())
         if server["model_id"] is not None and server["model_id"] not in ids:
@@ -201,7 +205,7 @@ def prove(server: dict, *, completions: int = 3, timeout_s: float = 120.0) -> Pr
             proof.completions.append(
                 {"seconds": round(finished - started, 3), "characters": len(text), "stream": stream}
             )
-        if server["metrics"] and not _ask(server, "/metrics", deadline):
+        if server["metrics"] and not ask(server, "/metrics", deadline):
             raise NoProof("/metrics is empty")
         proof.proved = True
     except NoProof as reason:
