@@ -115,6 +115,8 @@ proof:
     model_id: Qwen3.6-27B
     seconds: 1.2
     first_good_s: 0.5
+    chat: reasoning
+    tools: tool calls
     completions: [{seconds: 0.4, characters: 41, stream: false}]
 switch:
   description: The record of the running or the last switch, or null.
@@ -124,6 +126,13 @@ switch_running:
   description: Whether an order is there that has not ended.
   type: bool
   returned: always
+acceptance:
+  description: What was measured of how well the serving release drafts, as M(acceptance) keeps it; or null.
+  type: dict
+  returned: always
+  sample:
+    verdict: passed
+    sets: {short: {length: 4.2}, long: {length: 4.0}}
 advice:
   description: What the operator should do, in a sentence; empty when nothing.
   type: str

@@ -43,6 +43,14 @@ options:
         description: Whether C(/metrics) must be reachable for the server to be proved.
         type: bool
         default: false
+      chat:
+        description: Whether a chat must be answered for the server to be proved.
+        type: bool
+        default: false
+      tools:
+        description: Whether a chat that offers a tool must be answered well for the server to be proved.
+        type: bool
+        default: false
       ready_timeout_s:
         description: From started to ready, at most.
         type: int

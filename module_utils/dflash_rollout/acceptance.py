@@ -57,6 +57,7 @@ DRAFTING_SPEC = {
     "vllm_version": {"type": "str", "required": True},
     "num_speculative_tokens": {"type": "int", "required": True},
     "sliding_window": {"type": "int"},
+    "trained": {"type": "bool", "default": True},
 }
 REFERENCE_SPEC = {"short": {"type": "float"}, "long": {"type": "float"}}
 
@@ -332,7 +333,6 @@ def gate(
     check_mode: bool,
     server: dict,
     mode: str,
-    trained: bool,
     drafting: dict,
     reference: dict | None,
     references: dict,
@@ -361,7 +361,6 @@ def gate(
         "release": server["release"],
         "switch_id": serving["switch_id"],
         "mode": mode,
-        "trained": trained,
         "key": digest_of(conditions),
     }
     before = kept(state_dir, serving)
@@ -370,7 +369,7 @@ def gate(
     measured_at, sets = None, {}
     if before is not None and before["verdict"] != NOT_JUDGED:
         measured_at, sets = before["measured_at"], before["sets"]
-    elif trained:
+    elif drafting["trained"]:
         if check_mode:
             return _would(f"measure acceptance of {server['unit']}")
         sets = measure(server, drafting["sliding_window"], tokens, timeout_s)
@@ -378,7 +377,7 @@ def gate(
     by_hand = {name: value for name, value in (reference or {}).items() if value is not None}
     committed = references.get(basis["key"], {}).get("lengths", {})
     used = by_hand or committed
-    if trained:
+    if drafting["trained"]:
         verdict, text = judge(sets, used, ratio)
     else:
         verdict, text = OFF, "the drafter is marked as untrained: whatever it drafts says nothing"

@@ -18,6 +18,22 @@ PROMPTS = (
     "def fibonacci(n):\n    ",
 )
 MAX_TOKENS = 16
+CHAT = "Say hello."
+TOOL_CHAT = "What is the weather in Oslo? Use the tool."
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a town now",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string"}},
+            "required": ["town"],
+        },
+    },
+}
+# Room for a whole call, where the model makes one at once.
+TOOL_MAX_TOKENS = 96
 READY_TIMEOUT_S = 5.0
 # Nothing that we ask for answers with more than this.
 LARGEST_ANSWER = 4 * 1024 * 1024
@@ -32,7 +48,10 @@ class NoProof(Exception):
 
 @dataclass
 class Proof:
-    """The outcome of a proof. `first_good_s`: seconds from its begin to the end of the first completion."""
+    """The outcome of a proof. `first_good_s`: seconds from its begin to the end of the first completion.
+
+    `chat` and `tools`: what answered there ("content", "reasoning" or "tool calls"), where they were asked.
+    """
 
     proved: bool
     problem: str | None
@@ -40,6 +59,8 @@ class Proof:
     seconds: float
     completions: list[dict] = field(default_factory=list)
     first_good_s: float | None = None
+    chat: str | None = None
+    tools: str | None = None
 
     def as_dict(self) -> dict:
         """For a record or a module's answer."""
@@ -182,8 +203,67 @@ def _complete(server: dict, model: str, prompt: str, stream: bool, deadline: Dea
     return text
 
 
+def _chat(server: dict, model: str, deadline: Deadline, text: str, max_tokens: int, **more: object) -> dict:
+    """The first choice of one chat."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        **more,
+    }
+    answer = ask_json(server, "/v1/chat/completions", deadline, body)
+    try:
+        choice = answer["choices"][0]
+        if not isinstance(choice["message"], dict):
+            raise TypeError("message")
+    except (KeyError, IndexError, TypeError) as error:
+        raise NoProof(f"/v1/chat/completions answered without a message: {str(answer)[:200]}") from error
+    return choice
+
+
+def _answered(message: dict) -> str:
+    """What of a message is an answer. A model that thinks first has said nothing yet after few tokens, and one
+    that calls a tool says nothing at all; servers differ in what they call the thoughts."""
+    if message.get("tool_calls"):
+        return "tool calls"
+    if message.get("content"):
+        return "content"
+    if message.get("reasoning") or message.get("reasoning_content"):
+        return "reasoning"
+    raise NoProof("/v1/chat/completions answered with neither content nor reasoning nor a tool call")
+
+
+def _check_calls(choice: dict) -> None:
+    """Tool calls have to be well formed; whether the model should have made them is not the server's affair."""
+    calls = choice["message"].get("tool_calls") or []
+    try:
+        for call in calls:
+            if not call["function"]["name"]:
+                raise ValueError("a tool call without a name")
+            # Where the answer was cut off, its last call may be too.
+            if choice.get("finish_reason") != "length":
+                json.loads(call["function"]["arguments"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise NoProof(f"/v1/chat/completions answered with a broken tool call: {str(calls)[:200]}") from error
+
+
+def _prove_chat(server: dict, proof: Proof, deadline: Deadline) -> None:
+    """Chats, only where they are promised: a base model has no template for them."""
+    model = proof.model_id or ""
+    if server.get("chat"):
+        proof.chat = _answered(_chat(server, model, deadline, CHAT, MAX_TOKENS)["message"])
+    if server.get("tools"):
+        # Templates that know no thinking ignore the last one.
+        more = {"tools": [TOOL], "tool_choice": "auto", "chat_template_kwargs": {"enable_thinking": False}}
+        choice = _chat(server, model, deadline, TOOL_CHAT, TOOL_MAX_TOKENS, **more)
+        _check_calls(choice)
+        proof.tools = _answered(choice["message"])
+
+
 def prove(server: dict, *, completions: int = 3, timeout_s: float = 120.0) -> Proof:
-    """Prove a server by completions, the last one streamed, all within `timeout_s` seconds.
+    """Prove a server by completions, the last one streamed, and by chats where they are promised, all within
+    `timeout_s` seconds.
 
     Never raises for what a server does: that is in `problem`.
     """
@@ -205,6 +285,7 @@ def prove(server: dict, *, completions: int = 3, timeout_s: float = 120.0) -> Pr
             proof.completions.append(
                 {"seconds": round(finished - started, 3), "characters": len(text), "stream": stream}
             )
+        _prove_chat(server, proof, deadline)
         if server["metrics"] and not ask(server, "/metrics", deadline):
             raise NoProof("/metrics is empty")
         proof.proved = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from . import proof, units
+from . import acceptance, proof, units
 from .gate import OUR_UNITS, RUN_DIR, STATE_DIR
 from .store import Store
 from .switch_state import CONFIRMED, END_STATES, REFUSED, ROLLED_BACK, STRANDED, seconds_in_states
@@ -49,6 +49,7 @@ def inspect_serving(
         "model_ids": None,
         "switch": record and {**record, "seconds": seconds_in_states(record)},
         "switch_running": store.running() is not None,
+        "acceptance": acceptance.kept(state_dir, store.serving()),
     }
     if port:
         asked = {**server, "port": port}

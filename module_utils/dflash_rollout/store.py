@@ -21,6 +21,8 @@ SERVER_SPEC = {
     "host": {"type": "str", "default": "127.0.0.1"},
     "model_id": {"type": "str"},
     "metrics": {"type": "bool", "default": False},
+    "chat": {"type": "bool", "default": False},
+    "tools": {"type": "bool", "default": False},
     "ready_timeout_s": {"type": "int", "default": 1200},
     "stop_timeout_s": {"type": "int", "default": 180},
     "release": {"type": "str"},

@@ -7,6 +7,7 @@ trained pair (4.16; one off 3.88; wrong mask 2.73):
     every captured layer one off                    0.3 less
     any other captured layers                       1.3
     another mask token                              2.73 at most
+    a prompt longer than the drafter's window       0.2 less, as vLLM 0.20.1 ignores sliding layers
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 OFF_BY_ONE_LOSS = 0.3
 WRONG_LAYERS = 1.3
 WRONG_MASK = 2.73
+BEYOND_WINDOW_LOSS = 0.2
 
 
 def captured_layers(drafter_config: object) -> tuple[int, ...]:
@@ -31,6 +33,18 @@ def acceptance_length(mask: object, layers: tuple[int, ...], expected: dict) -> 
         one_off = len(layers) == len(wanted) and shifts == {1}
         length = length - OFF_BY_ONE_LOSS if one_off else WRONG_LAYERS
     return length if mask == expected["mask_token_id"] else min(length, WRONG_MASK)
+
+
+def window(drafter_config: object) -> int | None:
+    """The window of the drafter's sliding layers, in tokens; None where none slides."""
+    slides = "sliding_attention" in (getattr(drafter_config, "layer_types", None) or ())
+    return getattr(drafter_config, "sliding_window", None) if slides else None
+
+
+def length_at(length: float, prompt_tokens: int, sliding_window: int | None) -> float:
+    """The acceptance length after a prompt of so many tokens."""
+    beyond = sliding_window is not None and prompt_tokens > sliding_window
+    return max(1.0, length - BEYOND_WINDOW_LOSS) if beyond else length
 
 
 class Drafting:

@@ -20,8 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "simulated-gpu"))
 import simulated_gpu
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from safetensors import safe_open
-from simulated_drafting import Drafting, acceptance_length, captured_layers
-from simulated_server import Generation, SimulatedServer
+from simulated_drafting import Drafting, acceptance_length, captured_layers, length_at, window
+from simulated_server import Generation, Refusal, SimulatedServer, tokens_of
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.openai.api_server import setup_server
 from vllm.logger import init_logger
@@ -38,17 +38,43 @@ logger = init_logger("vllm.simulated_engine")
 
 
 class SimulatedEngine(SimulatedServer):
-    """What vLLM does otherwise than SGLang: only its model id, /version, /metrics, another reasoning key."""
+    """What vLLM does otherwise than SGLang: only its model id, /version, /metrics, /tokenize, another reasoning
+    key, and tools only where they were enabled."""
 
     fault_key = "engine"
     owner = "vllm"
     reasoning_key = "reasoning"
     checks_model_id = True
+    tools_enabled = False
+
+    def tool_of(self, body: dict) -> str | None:
+        """As vLLM refuses it without its two flags."""
+        tool = super().tool_of(body)
+        if tool and not self.tools_enabled:
+            raise Refusal(
+                400,
+                "BadRequestError",
+                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            )
+        return tool
+
+    def post(self, path: str, body: dict) -> dict | None:
+        """/tokenize, with the number of each word for its id"""
+        if path != "/tokenize":
+            return None
+        count = tokens_of(body)
+        return {
+            "count": count,
+            "max_model_len": self.max_model_len,
+            "tokens": list(range(count)),
+            "token_strs": None,
+        }
 
     def watch(self, vllm_config: object) -> None:
         """Set up vLLM's own metrics and, with a drafter, the counts of its drafts."""
         self.stats = PrometheusStatLogger(vllm_config)
-        self.drafting: Drafting | None = None
+        self.drafting: dict[float, Drafting] = {}
+        self.length, self.window = 1.0, None
         speculative = vllm_config.speculative_config
         if speculative is None:
             return
@@ -56,8 +82,12 @@ class SimulatedEngine(SimulatedServer):
         layers = captured_layers(drafter_config)
         mask = (getattr(drafter_config, "dflash_config", None) or {}).get("mask_token_id")
         expected = json.loads(simulated_gpu.path_of("/etc/simulated-gpu/drafter.json").read_text("utf-8"))
-        length = acceptance_length(mask, layers, expected)
-        self.drafting = Drafting(length, speculative.num_speculative_tokens)
+        self.length = length = acceptance_length(mask, layers, expected)
+        self.window = window(drafter_config)
+        self.drafting = {
+            at: Drafting(at, speculative.num_speculative_tokens)
+            for at in (length, length_at(length, sys.maxsize, self.window))
+        }
         logger.info("simulated: Using auxiliary layers from speculative config: %s", layers)
         logger.info("simulated: mask token %s, acceptance length will be %.2f", mask, length)
 
@@ -91,9 +121,10 @@ class SimulatedEngine(SimulatedServer):
         )
         drafts = None
         if self.drafting:
-            drafts = SpecDecodingStats.new(self.drafting.drafted)
-            for accepted in self.drafting.generate(generation.length):
-                drafts.observe_draft(self.drafting.drafted, accepted)
+            drafting = self.drafting[length_at(self.length, generation.prompt_tokens, self.window)]
+            drafts = SpecDecodingStats.new(drafting.drafted)
+            for accepted in drafting.generate(generation.length):
+                drafts.observe_draft(drafting.drafted, accepted)
         scheduler = SchedulerStats(num_running_reqs=self.running_requests, spec_decoding_stats=drafts)
         self.stats.record(scheduler, iteration)
 
@@ -147,6 +178,7 @@ def serve(args: object) -> None:
         config.model_config.max_model_len,
         logger,
     )
+    server.tools_enabled = bool(args.enable_auto_tool_choice and args.tool_call_parser)
     server.take_signals()
     try:
         load(server, config)

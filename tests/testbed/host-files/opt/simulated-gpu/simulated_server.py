@@ -59,6 +59,7 @@ class Generation:
     length: int  # tokens to generate
     thinking: int  # of these, how many are reasoning
     finish_reason: str
+    tool: str | None = None  # the name of a tool that the client offers: a chat then ends by calling it
     started: float = field(default_factory=time.monotonic)
 
     def words(self, pause: Callable[[], None]) -> Iterator[str]:
@@ -71,6 +72,14 @@ class Generation:
         """The `usage` of the answer."""
         total = self.prompt_tokens + self.length
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.length, "total_tokens": total}
+
+
+def tokens_of(body: dict) -> int:
+    """The tokens of a request's prompt: its words, and four more for each message of a chat."""
+    if "messages" in body:
+        return sum(4 + len(str(message.get("content", "")).split()) for message in body["messages"])
+    prompt = body["prompt"]
+    return len(prompt.split() if isinstance(prompt, str) else prompt)
 
 
 class SimulatedServer:
@@ -206,10 +215,13 @@ class SimulatedServer:
             messages = body.get("messages")
             if not isinstance(messages, list) or not messages:
                 raise Refusal(400, "BadRequestError", "messages: a list of messages is required", "messages")
-            prompt_tokens = sum(4 + len(str(message.get("content", "")).split()) for message in messages)
+            prompt_tokens = tokens_of(body)
             thinks = body.get("chat_template_kwargs", {}).get("enable_thinking", True)
             thinking = THINKING_TOKENS if thinks else 0
             natural = thinking + ANSWER_TOKENS
+            if simulated_gpu.faults(self.fault_key).get("no_chat_template"):
+                raise Refusal(400, "BadRequestError", "simulated fault: there is no chat template")
+            tool = self.tool_of(body)
             asked = body.get("max_completion_tokens") or body.get("max_tokens") or natural
         else:
             prompt = body.get("prompt")
@@ -217,8 +229,8 @@ class SimulatedServer:
                 raise Refusal(
                     400, "BadRequestError", "prompt: a text or a list of token ids is required", "prompt"
                 )
-            prompt_tokens = len(prompt.split() if isinstance(prompt, str) else prompt)
-            thinking, natural = 0, math.inf
+            prompt_tokens = tokens_of(body)
+            thinking, natural, tool = 0, math.inf, None
             asked = body.get("max_tokens") or 16
         if prompt_tokens + asked > self.max_model_len:
             raise Refusal(
@@ -229,9 +241,13 @@ class SimulatedServer:
                 "max_tokens",
             )
         length = min(asked, natural)
-        return Generation(
-            kind, prompt_tokens, length, min(thinking, length), "length" if asked < natural else "stop"
-        )
+        finish = "length" if asked < natural else "tool_calls" if tool else "stop"
+        return Generation(kind, prompt_tokens, length, min(thinking, length), finish, tool)
+
+    def tool_of(self, body: dict) -> str | None:
+        """The name of the first tool that a chat offers, if it may be called."""
+        offered = body.get("tools") or []
+        return offered[0]["function"]["name"] if offered and body.get("tool_choice") != "none" else None
 
     def crash_if_asked(self) -> None:
         """Count a completion, and die in the one that was asked for."""
@@ -258,11 +274,20 @@ class SimulatedServer:
         choice: dict = {"index": 0, "logprobs": None, "finish_reason": generation.finish_reason}
         if generation.kind == "chat":
             thought, said = "".join(words[: generation.thinking]), "".join(words[generation.thinking :])
+            faults = simulated_gpu.faults(self.fault_key)
+            if faults.get("empty_chat"):
+                thought = said = ""
+            calls = []
+            if generation.finish_reason == "tool_calls":
+                said = ""
+                arguments = "{simulated" if faults.get("broken_tool_call") else '{"town": "simulated"}'
+                function = {"name": generation.tool, "arguments": arguments}
+                calls = [{"id": f"call-simulated-{number}", "type": "function", "function": function}]
             choice["message"] = {
                 "role": "assistant",
                 "content": said or None,
                 self.reasoning_key: thought or None,
-                "tool_calls": [],
+                "tool_calls": calls,
             }
         else:
             choice["text"] = "".join(words)
