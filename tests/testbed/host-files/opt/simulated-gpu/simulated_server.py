@@ -241,7 +241,7 @@ class SimulatedServer:
                 "max_tokens",
             )
         length = min(asked, natural)
-        finish = "length" if asked < natural else "tool_calls" if tool else "stop"
+        finish = "length" if asked < natural else "stop"
         return Generation(kind, prompt_tokens, length, min(thinking, length), finish, tool)
 
     def tool_of(self, body: dict) -> str | None:
@@ -278,8 +278,8 @@ class SimulatedServer:
             if faults.get("empty_chat"):
                 thought = said = ""
             calls = []
-            if generation.finish_reason == "tool_calls":
-                said = ""
+            if generation.tool and generation.finish_reason == "stop":
+                said, choice["finish_reason"] = "", "tool_calls"
                 arguments = "{simulated" if faults.get("broken_tool_call") else '{"town": "simulated"}'
                 function = {"name": generation.tool, "arguments": arguments}
                 calls = [{"id": f"call-simulated-{number}", "type": "function", "function": function}]
