@@ -22,7 +22,7 @@ from .proof import Deadline, NoProof, ask, ask_json, model_ids
 from .store import Store
 
 PASSED, BELOW, NOT_DRAFTING, NOT_JUDGED, OFF = "passed", "below", "not drafting", "not judged", "off"
-LEFT_OUT = "left out"  # of one set: it can't be asked of this server at all
+LEFT_OUT = "left out"  # of one set: it says nothing of this server, and wouldn't the next time
 # The worst of the sets is the verdict.
 _WORST_FIRST = (NOT_DRAFTING, BELOW, NOT_JUDGED, PASSED)
 
@@ -142,10 +142,10 @@ def judge_set(figures: dict, reference: float | None, ratio: float) -> tuple[str
     if "problem" in figures:
         return NOT_JUDGED, figures["problem"]
     reason = disturbed(figures)
-    if reason is None and figures["tokens"] < MIN_TOKENS:
-        reason = f"the answers ended after {figures['tokens']} tokens, {MIN_TOKENS} are needed"
     if reason is not None:
         return NOT_JUDGED, reason
+    if figures["tokens"] < MIN_TOKENS:
+        return LEFT_OUT, f"the answers ended after {figures['tokens']} tokens, {MIN_TOKENS} are needed"
     length = figures["length"]
     if length is None:
         why = "the server has no counters of drafts" if figures["drafts"] is None else "it made no draft"
@@ -174,8 +174,8 @@ def judge(sets: dict[str, dict], reference: dict, ratio: float) -> tuple[str, st
 
 
 def lengths(sets: dict[str, dict]) -> dict[str, float]:
-    """Set → acceptance length, of those that have one."""
-    return {name: figures["length"] for name, figures in sets.items() if figures.get("length") is not None}
+    """Set → acceptance length, of those that pass without a reference: what a canary commits."""
+    return {name: found["length"] for name, found in sets.items() if judge_set(found, None, 1.0)[0] == PASSED}
 
 
 def digest_of(conditions: dict) -> str:

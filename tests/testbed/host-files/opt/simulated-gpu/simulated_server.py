@@ -218,7 +218,8 @@ class SimulatedServer:
             prompt_tokens = tokens_of(body)
             thinks = body.get("chat_template_kwargs", {}).get("enable_thinking", True)
             thinking = THINKING_TOKENS if thinks else 0
-            natural = thinking + ANSWER_TOKENS
+            # The more is asked, the more there is to say.
+            natural = thinking + ANSWER_TOKENS * (1 + prompt_tokens // 8)
             if simulated_gpu.faults(self.fault_key).get("no_chat_template"):
                 raise Refusal(400, "BadRequestError", "simulated fault: there is no chat template")
             tool = self.tool_of(body)
