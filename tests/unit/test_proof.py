@@ -210,3 +210,100 @@ def test_ready(serve, changes, reason):
     server, _ = serve(**changes)
     found = proof.not_ready(server, timeout=1.0)
     assert found is None if reason is None else reason in found
+
+
+def chat(message, finish_reason="stop"):
+    return (200, {"choices": [{"message": message, "finish_reason": finish_reason}]})
+
+
+def call(arguments, name="weather"):
+    return {"content": None, "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+def test_chats_are_asked_only_where_they_are_promised(serve):
+    server, asked = serve(v1__chat__completions=(400, "there is no chat template"))
+    found = proof.prove(server)
+    assert found.proved, found.problem
+    assert (found.chat, found.tools) == (None, None)
+    assert not [path for path, _ in asked if "chat" in path]
+    for promise in ("chat", "tools"):
+        found = proof.prove({**server, promise: True})
+        assert not found.proved
+        assert "/v1/chat/completions answered 400" in found.problem
+        assert "no chat template" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("message", "answered"),
+    [
+        ({"content": "hello"}, "content"),
+        ({"content": None, "reasoning": "hm"}, "reasoning"),
+        ({"content": None, "reasoning_content": "hm"}, "reasoning"),
+        ({"content": "", "reasoning": None, "tool_calls": [{"function": {}}]}, "tool calls"),
+    ],
+)
+def test_what_counts_as_a_chat(serve, message, answered):
+    server, asked = serve(v1__chat__completions=chat(message))
+    found = proof.prove({**server, "chat": True})
+    assert found.proved, found.problem
+    assert (found.chat, found.tools) == (answered, None)
+    [body] = [body for path, body in asked if "chat" in path]
+    assert "tools" not in body
+    assert body["model"] == "M"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (chat({"content": None, "reasoning": "", "tool_calls": []}), "neither content nor reasoning"),
+        (chat(None), "without a message"),
+        ((200, {"choices": []}), "without a message"),
+        ((200, {"choices": [{"text": "x"}]}), "without a message"),
+        ((500, "dead"), "answered 500"),
+        (hang, "no complete answer within 1 s"),
+    ],
+)
+def test_what_is_no_chat(serve, answer, words):
+    server, _ = serve(v1__chat__completions=answer)
+    for promise in ("chat", "tools"):
+        found = proof.prove({**server, promise: True}, timeout_s=1.0)
+        assert not found.proved
+        assert words in found.problem
+
+
+@pytest.mark.parametrize(
+    ("answer", "answered"),
+    [
+        (chat(call('{"town": "Oslo"}')), "tool calls"),
+        (chat({"content": "I have no tools."}), "content"),
+        (chat({"content": None, "reasoning": "Let me see"}, "length"), "reasoning"),
+        (chat(call('{"town": "Os'), "length"), "tool calls"),
+    ],
+    ids=["a call", "no call", "still thinking", "cut off"],
+)
+def test_the_tool_probe_wants_a_well_formed_answer_not_a_call(serve, answer, answered):
+    server, asked = serve(v1__chat__completions=answer)
+    found = proof.prove({**server, "tools": True})
+    assert found.proved, found.problem
+    assert found.tools == answered
+    [body] = [body for path, body in asked if "chat" in path]
+    assert body["tools"][0]["function"]["name"] == "weather"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        call('{"town": "Os'),
+        call(None),
+        call("{}", name=""),
+        call("{}", name=None),
+        {"tool_calls": [{"name": "weather"}]},
+        {"tool_calls": ["weather"]},
+        {"tool_calls": "weather"},
+    ],
+)
+def test_a_broken_tool_call_is_no_proof(serve, message):
+    server, _ = serve(v1__chat__completions=chat(message, "tool_calls"))
+    found = proof.prove({**server, "tools": True})
+    assert not found.proved
+    assert "broken tool call" in found.problem

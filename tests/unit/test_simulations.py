@@ -283,6 +283,19 @@ def test_acceptance_follows_the_config(mask, layers, expected):
     assert 1 + sum(accepted) / len(accepted) == pytest.approx(expected, abs=0.01)
 
 
+def test_acceptance_falls_beyond_the_window_of_sliding_layers():
+    class Config:
+        layer_types = ("sliding_attention", "full_attention")
+        sliding_window = 2048
+
+    assert simulated_drafting.window(Config()) == 2048
+    assert simulated_drafting.length_at(4.2, 2048, 2048) == 4.2
+    assert simulated_drafting.length_at(4.2, 2049, 2048) == pytest.approx(4.0)
+    Config.layer_types = ("full_attention",)
+    assert simulated_drafting.window(Config()) is None
+    assert simulated_drafting.length_at(4.2, 9000, None) == 4.2
+
+
 def test_aux_layers_win_over_taps_as_in_vllm():
     class Config:
         dflash_config = {"target_layer_ids": [1, 16]}  # noqa: RUF012
@@ -449,6 +462,31 @@ def test_faults_of_answers_can_be_switched_on_while_it_serves(start):
         server.ask("/v1/completions", COMPLETION, timeout=0.5)
     assert server.ask("/health")[0] == 200
     server.set_faults()
+    assert server.ask("/v1/completions", COMPLETION)[0] == 200
+
+
+def test_chats_call_the_tool_that_is_offered_and_can_be_broken(start):
+    server = start().ready()
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+
+    def choice():
+        return server.ask("/v1/chat/completions", body)[1]["choices"][0]
+
+    [call] = choice()["message"]["tool_calls"]
+    assert choice()["finish_reason"] == "tool_calls"
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])
+    server.set_faults(broken_tool_call=True)
+    with pytest.raises(ValueError, match="Expecting"):
+        json.loads(choice()["message"]["tool_calls"][0]["function"]["arguments"])
+    del body["tools"]
+    server.set_faults(empty_chat=True)
+    assert choice()["message"] == {
+        "role": "assistant", "content": None, "reasoning_content": None, "tool_calls": [],
+    }  # fmt: skip
+    server.set_faults(no_chat_template=True)
+    assert server.ask("/v1/chat/completions", body)[0] == 400
     assert server.ask("/v1/completions", COMPLETION)[0] == 200
 
 
