@@ -313,16 +313,38 @@ def path_of(state_dir: str, release: str) -> str:
     return os.path.join(state_dir, "acceptance", f"{release}.json")
 
 
+def _read(state_dir: str, release: str) -> dict | None:
+    path = path_of(state_dir, release)
+    try:
+        return read_json(path)
+    except ValueError as error:
+        raise RolloutError(f"{path} can't be read", found=str(error), remedy="remove it") from error
+
+
+def taken_back(state_dir: str, serving: dict | None) -> str:
+    """Why the release before doesn't serve any more, if the gate is why; else empty."""
+    release = ((serving or {}).get("previous") or {}).get("release")
+    record = _read(state_dir, release) if serving and release else None
+    if record is None or not _goes_back(record["mode"], record["verdict"]):
+        return ""
+    if record["way_back"] != serving["serving"]["unit"]:
+        return ""
+    return (
+        f"Release {release} doesn't serve because of how it drafts: {record['text']}. Mend its config or the "
+        "reference, and switch again."
+    )
+
+
+def _goes_back(mode: str, verdict: str) -> bool:
+    return mode == "enforce" and verdict in (BELOW, NOT_DRAFTING)
+
+
 def kept(state_dir: str, serving: dict | None) -> dict | None:
     """The kept measurement of what serves, or None. Raises RolloutError for one that can't be read."""
     release = ((serving or {}).get("serving") or {}).get("release")
     if not release:
         return None
-    path = path_of(state_dir, release)
-    try:
-        record = read_json(path)
-    except ValueError as error:
-        raise RolloutError(f"{path} can't be read", found=str(error), remedy="remove it") from error
+    record = _read(state_dir, release)
     # The same release after another switch has to show again what it can do.
     same = record is not None and record["switch_id"] == (serving or {}).get("switch_id")
     return record if same else None
@@ -361,6 +383,7 @@ def gate(
         "release": server["release"],
         "switch_id": serving["switch_id"],
         "mode": mode,
+        "way_back": (serving["previous"] or {}).get("unit"),
         "key": digest_of(conditions),
     }
     before = kept(state_dir, serving)
@@ -409,7 +432,7 @@ def gate(
         "commit": {basis["key"]: {"lengths": used, "conditions": conditions, "at": measured_at}}
         if commit
         else {},
-        "roll_back": mode == "enforce" and verdict in (BELOW, NOT_DRAFTING),
+        "roll_back": _goes_back(mode, verdict),
     }
 
 

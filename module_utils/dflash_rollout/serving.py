@@ -80,7 +80,7 @@ def advice(store: Store, unit: units.Unit | None, proven: dict | None) -> str:
         return f"{unit.unit} does not serve: {proven['problem']}. Try: systemctl restart {unit.unit}"
     if record is not None and record["state"] in (ROLLED_BACK, REFUSED):
         return f"The last switch ended {record['state']}: {record['cause']} Mend that and switch again."
-    return ""
+    return acceptance.taken_back(store.state_dir, store.serving())
 
 
 def start_at_boot(store: Store) -> str:

@@ -524,6 +524,24 @@ def test_check_mode_asks_nothing_and_writes_nothing(bench):
     assert bench.record is None
 
 
+def test_status_says_why_a_release_was_taken_back(bench):
+    state = str(bench.directory)
+    sglang = {"unit": "sglang.service", "release": None}
+    serving = {"serving": bench.server, "previous": sglang, "switch_id": "switch-1"}
+    (bench.directory / "serving.json").write_text(json.dumps(serving))
+    back = {"serving": sglang, "previous": bench.server, "switch_id": "switch-2"}
+    bench.state["length"] = 2.73
+    bench.gate(reference={"short": 4.2, "long": 4.0})
+    assert acceptance.taken_back(state, back) == "", "observing takes nothing back"
+    bench.gate(mode="enforce", reference={"short": 4.2, "long": 4.0})
+    assert "acceptance length 2.73, at least 3.78" in acceptance.taken_back(state, back)
+    # Not while it serves, and not after a switch from it to something else.
+    assert acceptance.taken_back(state, serving) == ""
+    other = {"unit": "vllm-dflash@r2.service", "release": "r2"}
+    assert acceptance.taken_back(state, {**back, "serving": other}) == ""
+    assert acceptance.taken_back(state, None) == ""
+
+
 def test_only_what_serves_is_measured(bench):
     with pytest.raises(RolloutError, match="Only what serves can be measured"):
         bench.gate(server={**bench.server, "unit": "vllm-dflash@r2.service"})
