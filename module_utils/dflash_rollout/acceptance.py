@@ -19,7 +19,7 @@ from .errors import RolloutError
 from .files import read_json, write_json
 from .metrics_text import Sample, parse
 from .proof import Deadline, NoProof, ask, ask_json, model_ids
-from .store import Store
+from .store import SERVER_SPEC, Store, complete
 
 PASSED, BELOW, NOT_DRAFTING, NOT_JUDGED, OFF = "passed", "below", "not drafting", "not judged", "off"
 LEFT_OUT = "left out"  # of one set: it says nothing of this server, and wouldn't the next time
@@ -187,11 +187,8 @@ def digest_of(conditions: dict) -> str:
 
 
 def _body(server: dict, model: str, prompt: str, **more: object) -> dict:
-    asked = (
-        {"messages": [{"role": "user", "content": prompt}]}
-        if api_of(server) == "chat"
-        else {"prompt": prompt}
-    )
+    chat = api_of(server) == "chat"
+    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     return {"model": model, **asked, **more}
 
 
@@ -368,6 +365,7 @@ def gate(
     Raises RolloutError when `server` is not what the last switch confirmed, and OSError when the record can't
     be written.
     """
+    server = complete(SERVER_SPEC, server)
     store = Store(state_dir)
     serving = store.serving()
     if serving is None or serving["serving"]["unit"] != server["unit"]:
@@ -383,7 +381,7 @@ def gate(
         "release": server["release"],
         "switch_id": serving["switch_id"],
         "mode": mode,
-        "way_back": (serving["previous"] or {}).get("unit"),
+        "way_back": (serving.get("previous") or {}).get("unit"),
         "key": digest_of(conditions),
     }
     before = kept(state_dir, serving)

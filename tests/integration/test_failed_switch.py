@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
     [
         ({"exit_at_start": True}, ["ROLLED_BACK", "simulated"]),
         ({"never_ready": True}, ["ROLLED_BACK", "ready"]),
+        ({"broken_tool_call": True}, ["ROLLED_BACK", "broken tool call"]),
     ],
-    ids=["exits at start", "never ready"],
+    ids=["exits at start", "never ready", "broken tool calls"],
 )
 def test_sglang_serves_again(fleet, fault, words):
     host = fleet.hosts[0]

@@ -102,3 +102,10 @@ def test_what_determines_acceptance_has_to_be_said(run_module, bench):
     found = run_module("acceptance", {**arguments, "drafting": {"target": "/m/T"}})
     assert found["failed"]
     assert "drafter_sha256" in found["msg"]
+
+
+def test_a_misspelt_key_of_the_server_is_refused(run_module, bench):
+    arguments, _ = bench
+    found = run_module("acceptance", {**arguments, "server": {**arguments["server"], "modelid": "M"}})
+    assert found["failed"]
+    assert "unknown: modelid" in found["msg"]

@@ -287,7 +287,7 @@ class Bench:
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
         self.directory = tmp_path
         self.server = {
-            "unit": "vllm-dflash@r1.service", "release": "r1", "host": "127.0.0.1", "model_id": "M",
+            "name": "vllm-dflash", "unit": "vllm-dflash@r1.service", "release": "r1", "host": "127.0.0.1", "model_id": "M",
             "port": self.http.server_address[1], "chat": True,
         }  # fmt: skip
         self.drafting = {
