@@ -110,7 +110,7 @@ def test_a_wrong_mask_is_rolled_back_to_sglang_which_is_proved(fleet):
     )
     assert play.status != 0, play.output
     text = said(play)
-    assert "short prompts: acceptance length 2.73, at least 3.78 expected (90% of 4.20)" in text
+    assert "Short prompts: acceptance length 2.73, at least 3.78 expected (90% of 4.20)" in text
     assert "long prompts: acceptance length 2.53, at least 3.60 expected (90% of 4.00)" in text
     assert "Rolled back: sglang.service serves, proved and confirmed." in text
     assert kept(host)["verdict"] == "below"
