@@ -113,9 +113,13 @@ TCP6 = """\
 
 
 def test_listeners_are_read():
-    assert units.parse_listeners(TCP, 30000) == [("127.0.0.1", "111")]
-    assert units.parse_listeners(TCP6, 30000) == [("::", "114"), ("fe80::5054:ff:fe1d:adb6", "115")]
+    assert units.parse_listeners(TCP, 30000) == [("127.0.0.1", 30000, "111")]
+    assert units.parse_listeners(TCP6, 30000) == [
+        ("::", 30000, "114"),
+        ("fe80::5054:ff:fe1d:adb6", 30000, "115"),
+    ]
     assert units.parse_listeners(TCP, 22) == []
+    assert [port for _, port, _ in units.parse_listeners(TCP)] == [30000, 30001]
 
 
 def test_who_listens_on_a_real_socket():
@@ -126,8 +130,11 @@ def test_who_listens_on_a_real_socket():
         server.listen()
         (found,) = units.listeners(port)
     assert (found.address, found.port, found.pid) == ("127.0.0.1", port, os.getpid())
+        us = units.Process(os.getpid(), 0)
+        assert f"127.0.0.1:{port}" in units.listens_at([us])
     assert "pytest" in found.command
     assert units.listeners(port) == []
+    assert f"127.0.0.1:{port}" not in units.listens_at([us])
 
 
 @pytest.fixture
