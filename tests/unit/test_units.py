@@ -123,15 +123,15 @@ def test_listeners_are_read():
 
 
 def test_who_listens_on_a_real_socket():
+    us = units.Process(os.getpid(), 0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
         assert units.listeners(port) == [], "bound is not listening"
         server.listen()
         (found,) = units.listeners(port)
-    assert (found.address, found.port, found.pid) == ("127.0.0.1", port, os.getpid())
-        us = units.Process(os.getpid(), 0)
         assert f"127.0.0.1:{port}" in units.listens_at([us])
+    assert (found.address, found.port, found.pid) == ("127.0.0.1", port, os.getpid())
     assert "pytest" in found.command
     assert units.listeners(port) == []
     assert f"127.0.0.1:{port}" not in units.listens_at([us])
