@@ -183,7 +183,9 @@ def _run(engine: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             found=f"no answer within {TIMEOUT_S:g} s to {' '.join(command)}",
             remedy=f"look whether {engine} is well (systemctl status {engine}), restart its daemon",
         ) from error
-    if done.returncode and re.search(r"cannot connect|is the docker daemon running", done.stderr, re.IGNORECASE):
+    if done.returncode and re.search(
+        r"cannot connect|is the docker daemon running", done.stderr, re.IGNORECASE
+    ):
         raise EngineSilent(
             f"{engine} doesn't answer",
             found=" ".join(done.stderr.split()),

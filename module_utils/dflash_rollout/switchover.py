@@ -250,7 +250,11 @@ class Switchover:
             "look at nvidia-smi and at the log of the unit, free the GPUs (reboot the host when "
             f"a process can't be killed), then: {start}, and prove it: program prove"
         )
-        if servers.is_container(old) and old["restart_policy"] != "no" and self.record["state"] == ROLLING_BACK:
+        if (
+            servers.is_container(old)
+            and old["restart_policy"] != "no"
+            and self.record["state"] == ROLLING_BACK
+        ):
             # The new server may live: nothing may start the old one by itself.
             text += (
                 f". Its restart policy is `no` until you set it back: "

@@ -277,12 +277,16 @@ def _sockets(folder: str, port: int | None = None) -> list[tuple[str, int, str]]
 
 
 def listens_at(processes: Iterable[Process]) -> list[str]:
-    """Where these processes listen ("127.0.0.1:30000"), each in its own network namespace."""
+    """Where these processes listen ("127.0.0.1:30000", "[::]:30000"), each in its own network namespace."""
     found = set()
     for process in processes:
         sockets = _sockets(f"/proc/{process.pid}/net")
         own = _socket_owners({inode for _, _, inode in sockets}, [str(process.pid)])
-        found |= {f"{address}:{port}" for address, port, inode in sockets if inode in own}
+        found |= {
+            f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            for address, port, inode in sockets
+            if inode in own
+        }
     return sorted(found)
 
 

@@ -15,6 +15,7 @@ from dflash_rollout.containers import EngineSilent
 from dflash_rollout.files import write_json
 from dflash_rollout.gpus import Gpu, GpuProcess
 from dflash_rollout.proof import Proof
+from dflash_rollout.servers import is_container
 from dflash_rollout.store import Store
 from dflash_rollout.units import Listener, Process, Unit
 
@@ -156,10 +157,10 @@ class SimulatedHost:
     # ---- what the program calls ----
 
     def _silent(self, server: dict | str) -> None:
-        if not isinstance(server, str) and server.get("runtime", "systemd") != "systemd":
-            if self.silent_from <= self.clock < self.silent_until:
-                self.clock += 30.0
-                raise EngineSilent("simulated docker doesn't answer")
+        container = not isinstance(server, str) and is_container(server)
+        if container and self.silent_from <= self.clock < self.silent_until:
+            self.clock += 30.0
+            raise EngineSilent("simulated docker doesn't answer")
 
     def show(self, unit: dict | str) -> Unit:
         self.tick()

@@ -1,0 +1,121 @@
+"""Which server is it that serves now? From who listens on the port, else from who holds the GPUs, to a unit or a
+container that a switch can stop and start again, or a refusal that says what it is instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import adoption, containers, units
+from .containers import container_of
+from .errors import RolloutError
+from .gpus import process_details, query_processes, unit_of
+
+# Their processes hold published ports for containers.
+ENGINE_UNITS = ("docker.service", "snap.docker.dockerd.service")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """To whom a process belongs: `runtime` None is nothing that a switch can handle, and `name` says what."""
+
+    runtime: str | None
+    name: str
+
+
+@dataclass
+class Found:
+    """What serves: `server` with its runtime and unit, or None; `refusal` why a switch can't take it over.
+
+    `adopt`: lines to print, a unit file for what runs under none.
+    """
+
+    server: dict | None = None
+    refusal: str | None = None
+    adopt: list[str] = field(default_factory=list)
+
+
+def owner_of(cgroup: str | None) -> Owner:
+    """The owner of a process by its cgroup path; of a container the name is its id."""
+    parts = [part.removeprefix("_") for part in (cgroup or "").strip("/").split("/")]
+    unit, container = unit_of(cgroup), container_of(cgroup)
+    if parts[0] == "user.slice":
+        inner = [part for part in parts if part.endswith(".service") and not part.startswith("user@")]
+        if container:
+            return Owner(None, f"a container of a user's own {container[0]} ({parts[-1]})")
+        if unit and unit.startswith("user@"):
+            return Owner(None, f"the user unit {inner[-1]}" if inner else f"something in {unit}")
+        return Owner(None, f"the login session {unit}" if unit else "a login session")
+    # A container in a unit's own control group is that unit's: Quadlet, --cgroups=split.
+    if unit and unit.endswith(".service"):
+        return Owner("systemd", unit)
+    if "kubepods" in (cgroup or ""):
+        return Owner(None, "a pod of Kubernetes")
+    if container:
+        return Owner(*container)
+    if unit == "init.scope":
+        return Owner(None, "no unit at all (it lies in init.scope)")
+    return Owner(None, f"the scope {unit}, which nothing can start again" if unit else "no unit at all")
+
+
+def _described(pid: int) -> str:
+    details = process_details(pid)
+    user, command = details["user"] or "an unknown user", details["command"] or "unknown command"
+    return f"pid {pid} of {user}: {command}, in {owner_of(details['cgroup']).name} ({details['cgroup']})"
+
+
+def _owners(pid: int, port: int | None) -> list[Owner]:
+    """The owner of a process; behind an engine's forwarder those whose port it is."""
+    owner = owner_of(process_details(pid)["cgroup"])
+    if owner.runtime == "systemd" and owner.name in ENGINE_UNITS and port is not None:
+        return [Owner("docker", found) for found in containers.publishing("docker", port)] or [owner]
+    return [owner]
+
+
+def _server(owner: Owner) -> dict:
+    if owner.runtime == "systemd":
+        return {"runtime": "systemd", "unit": owner.name}
+    container = containers.inspect(owner.runtime or "", owner.name)
+    if container is None:
+        raise RolloutError(
+            f"{owner.runtime} of root knows no container {owner.name}",
+            remedy="a container of another engine, or a rootless one: adopt the server as a unit, or start it with "
+            "docker or podman as root",
+        )
+    return {"runtime": owner.runtime, "unit": container.name}
+
+
+def detect(port: int | None) -> Found:
+    """Look who serves on `port`. Raises RolloutError when nvidia-smi or an engine doesn't answer."""
+    listening = units.listeners(port) if port else []
+    if any(listener.pid is None for listener in listening):
+        return Found(
+            refusal=f"Port {port} is held by a process that can't be seen from here. Is this run as root?"
+        )
+    where = f"listens on port {port}" if listening else "holds a GPU"
+    pids = sorted({listener.pid for listener in listening if listener.pid})
+    # Nobody listens: it may be loading, or serve elsewhere.
+    pids = pids or sorted({process.pid for process in query_processes()})
+    owners = {pid: _owners(pid, port if listening else None) for pid in pids}
+    distinct = list(dict.fromkeys(owner for found in owners.values() for owner in found))
+    if not distinct:
+        return Found()
+    described = "; ".join(_described(pid) for pid in pids)
+    if len(distinct) > 1:
+        return Found(
+            refusal=f"More than one server {where}: {described}. What to do: end those that don't belong there, or "
+            "name the server to replace (sglang_unit, and sglang_runtime for a container)."
+        )
+    if distinct[0].runtime is not None:
+        try:
+            return Found(_server(distinct[0]))
+        except containers.EngineSilent:
+            raise
+        except RolloutError as error:
+            return Found(refusal=f"{error} It {where}: {described}.")
+    program = adoption.look(pids[0], process_details(pids[0])["user"] or "root")
+    return Found(
+        refusal=f"What {where} is nothing that a switch can stop and start again: {described}. "
+        "Expected: a systemd system unit, or a container of docker or podman (as root). What to do: adopt it as a "
+        "unit, a ready file is below; then run this again.",
+        adopt=adoption.instructions(program) if program else [],
+    )
