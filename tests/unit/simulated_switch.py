@@ -50,6 +50,7 @@ class SimulatedServer:
     leaves_worker: bool = False
     worker_exits_after: float | None = None
     worker_ignores_sigterm: bool = False
+    worker_holds_gpu: bool = True
 
     state: str = "inactive"
     since: float = 0.0
@@ -253,7 +254,8 @@ class SimulatedHost:
         self.tick()
         used = 1
         for server in self.servers.values():
-            if server.up or server.worker_left or self.clock < server.memory_until:
+            left = server.worker_left and server.worker_holds_gpu
+            if server.up or left or self.clock < server.memory_until:
                 used += server.memory_mib
         return [
             Gpu(
@@ -273,7 +275,7 @@ class SimulatedHost:
         holders = [
             server.processes()[1] if server.up else server.worker_left
             for server in self.servers.values()
-            if server.up or server.worker_left
+            if server.up or (server.worker_left and server.worker_holds_gpu)
         ]
         return [
             GpuProcess(process.pid, f"GPU-{index}", index, "python3", 40000, process.user, process.command)
