@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, _boot, bed
+from .conftest import ROOT, Fleet, _boot, bed
 
 pytestmark = pytest.mark.booted
 
@@ -55,15 +55,19 @@ def new(unit: str) -> dict:
     return {"name": "new", "unit": unit, "port": 30000, "model_id": "Qwen3.6-27B", "ready_timeout_s": 60}
 
 
+def install_docker(host) -> None:
+    host.put(SIMULATED_DOCKER.read_bytes(), "/usr/bin/docker")
+    host.put(DOCKER_UNIT, "/etc/systemd/system/docker.service")
+    host.run("chmod 755 /usr/bin/docker && systemctl daemon-reload && systemctl enable --now docker")
+
+
 @pytest.fixture(scope="module")
 def booted(bootable, tmp_path_factory):
     """One host with the program and a simulated docker, for all tests."""
     bed("down", "habox")
     host = _boot("habox", 1, "--small", "--no-sglang")[0]
-    host.put(SIMULATED_DOCKER.read_bytes(), "/usr/bin/docker")
-    host.put(DOCKER_UNIT, "/etc/systemd/system/docker.service")
     host.put(NEW_UNIT.format(server=SERVER), "/etc/systemd/system/vllm-dflash@.service")
-    host.run("chmod 755 /usr/bin/docker && systemctl daemon-reload && systemctl enable --now docker")
+    install_docker(host)
     playbook = Path(tmp_path_factory.mktemp("play") / "install.yml")
     playbook.write_text(INSTALL)
     subprocess.run(["ansible-playbook", "-i", str(host.inventory), str(playbook)], cwd=ROOT, check=True)
@@ -190,6 +194,7 @@ def test_a_second_container_on_the_gpus_stops_everything_before_the_outage(host)
 
 def test_the_container_is_found_by_itself(host):
     found = host.module("serving_info", port=30000, prove=True)
+    assert found["unit"], found
     assert (found["unit"]["unit"], found["unit"]["runtime"]) == ("sglang", "docker"), found
     assert found["unit"]["control_group"] == f"/system.slice/docker-{container(host)['Id']}.scope"
     assert found["listens_in_unit"]
@@ -243,3 +248,34 @@ def test_a_server_of_a_login_session_is_refused_with_a_unit_that_systemd_takes(h
         host.run(
             "systemctl stop adopted run-by-hand.scope; rm -f /etc/systemd/system/adopted.service", check=False
         )
+
+
+# ---- the whole play ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(bootable, small_drafter):
+    """A host with the release layer, whose server is the container."""
+    bed("down", "haplay")
+    host = _boot("haplay", 1, "--layer", "--small", "--no-sglang")[0]
+    install_docker(host)
+    host.run(f"docker run --name sglang --restart always {SERVER}")
+    host.wait("curl -sf http://127.0.0.1:30000/v1/models", 30)
+    yield Fleet([host], small_drafter)
+    bed("down", "haplay")
+
+
+@pytest.mark.real_vllm
+def test_the_play_takes_the_container_over_and_gives_it_back(fleet):
+    (host,) = fleet.hosts
+    play = fleet.play()
+    assert play.status == 0, play.output
+    assert (container(host)["State"]["Running"], policy(host)) == (False, "no")
+    assert host.run("systemctl list-units --no-legend --state=active 'vllm-dflash@*' | wc -l") == "1"
+    serves(host)
+    assert fleet.play().recap[host.name]["changed"] == 0, "a second run changes nothing"
+    back = fleet.play("playbooks/rollback.yml")
+    assert back.status == 0, back.output
+    assert (container(host)["State"]["Running"], policy(host)) == (True, "always")
+    assert host.run("systemctl list-units --no-legend --state=active 'vllm-dflash@*' | wc -l") == "0"
+    serves(host)
