@@ -21,6 +21,8 @@ from .units import Unit
 ENGINES = ("docker", "podman")
 # Both answer at once when they are well. Docker's client waits for ever for a daemon that hangs.
 TIMEOUT_S = 30.0
+# A start mounts the image and asks the GPU's hook: seconds, after a boot many.
+START_TIMEOUT_S = 120.0
 # `podman update` has --restart since this version.
 PODMAN_SETS_POLICY = (5, 1)
 # Who else starts a container again, by the label that it puts on it.
@@ -158,8 +160,8 @@ def as_unit(container: Container, engine: str, cgroup: str | None) -> Unit:
     )
 
 
-def _run(engine: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [engine, *arguments]
+def _run(engine: str, *arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    command, timeout = [engine, *arguments], timeout or TIMEOUT_S
     try:
         done = subprocess.run(
             command,
@@ -167,7 +169,7 @@ def _run(engine: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=TIMEOUT_S,
+            timeout=timeout,
             check=False,
             env={**os.environ, "LC_ALL": "C"},
         )
@@ -180,7 +182,7 @@ def _run(engine: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     except subprocess.TimeoutExpired as error:
         raise EngineSilent(
             f"{engine} doesn't answer",
-            found=f"no answer within {TIMEOUT_S:g} s to {' '.join(command)}",
+            found=f"no answer within {timeout:g} s to {' '.join(command)}",
             remedy=f"look whether {engine} is well (systemctl status {engine}), restart its daemon",
         ) from error
     if done.returncode and re.search(
@@ -194,8 +196,8 @@ def _run(engine: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def _do(engine: str, *arguments: str) -> str:
-    done = _run(engine, *arguments)
+def _do(engine: str, *arguments: str, timeout: float | None = None) -> str:
+    done = _run(engine, *arguments, timeout=timeout)
     if done.returncode:
         raise RolloutError(
             f"{engine} {' '.join(arguments)} failed with exit status {done.returncode}",
@@ -285,7 +287,7 @@ def set_policy(engine: str, name: str, policy: str) -> None:
 
 def start(engine: str, name: str) -> None:
     """Start a container that exists. Does nothing when it runs."""
-    _do(engine, "start", name)
+    _do(engine, "start", name, timeout=START_TIMEOUT_S)
 
 
 def stop(engine: str, name: str) -> None:

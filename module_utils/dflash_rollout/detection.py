@@ -84,27 +84,45 @@ def _server(owner: Owner) -> dict:
     return {"runtime": owner.runtime, "unit": container.name}
 
 
-def detect(port: int | None) -> Found:
-    """Look who serves on `port`. Raises RolloutError when nvidia-smi or an engine doesn't answer."""
-    listening = units.listeners(port) if port else []
+def _holders() -> tuple[list[int], str | None]:
+    """(pids that hold GPU memory, why they can't be known)."""
+    try:
+        return sorted({process.pid for process in query_processes()}), None
+    except RolloutError as error:
+        return [], str(error)
+
+
+def _several(text: str) -> Found:
+    return Found(
+        refusal=f"It isn't clear what serves: {text}. What to do: end what doesn't belong there, or name the server to "
+        "replace (sglang_unit, and sglang_runtime for a container)."
+    )
+
+
+def detect(port: int) -> Found:
+    """Look who serves on `port`. Raises EngineSilent when the engine of a container doesn't answer.
+
+    A listener without GPU memory, while others hold some, is not taken for the server. Without an answer of
+    nvidia-smi the port alone decides (preflight says what is wrong with the driver).
+    """
+    listening = units.listeners(port)
     if any(listener.pid is None for listener in listening):
         return Found(
             refusal=f"Port {port} is held by a process that can't be seen from here. Is this run as root?"
         )
-    where = f"listens on port {port}" if listening else "holds a GPU"
-    pids = sorted({listener.pid for listener in listening if listener.pid})
+    at_port = sorted({listener.pid for listener in listening if listener.pid})
+    on_gpu, unknown = _holders()
     # Nobody listens: it may be loading, or serve elsewhere.
-    pids = pids or sorted({process.pid for process in query_processes()})
-    owners = {pid: _owners(pid, port if listening else None) for pid in pids}
-    distinct = list(dict.fromkeys(owner for found in owners.values() for owner in found))
-    if not distinct:
-        return Found()
+    pids, where = (at_port, f"listens on port {port}") if at_port else (on_gpu, "holds a GPU")
+    if not pids:
+        return Found(refusal=unknown)
+    distinct = list(dict.fromkeys(owner for pid in pids for owner in _owners(pid, port if at_port else None)))
     described = "; ".join(_described(pid) for pid in pids)
     if len(distinct) > 1:
-        return Found(
-            refusal=f"More than one server {where}: {described}. What to do: end those that don't belong there, or "
-            "name the server to replace (sglang_unit, and sglang_runtime for a container)."
-        )
+        return _several(f"more than one server {where}: {described}")
+    if at_port and on_gpu and distinct[0] not in [owner for pid in on_gpu for owner in _owners(pid, None)]:
+        held = "; ".join(_described(pid) for pid in on_gpu)
+        return _several(f"port {port} is held by {described}, without GPU memory, and the GPUs by {held}")
     if distinct[0].runtime is not None:
         try:
             return Found(_server(distinct[0]))

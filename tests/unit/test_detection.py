@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from dflash_rollout import containers, detection, units
 from dflash_rollout.detection import Owner, detect, owner_of
+from dflash_rollout.errors import RolloutError
 from dflash_rollout.gpus import GpuProcess
 from dflash_rollout.units import Listener
 
@@ -96,9 +97,30 @@ def started_as(pid, user):
 UNIT = {"runtime": "systemd", "unit": "sglang.service"}
 
 
-def test_the_unit_that_listens_whoever_else_holds_a_gpu(host):
-    host({10: "/system.slice/sglang.service"}, {20: "/system.slice/training.service"})
+def test_the_unit_that_listens_and_computes_whoever_else_holds_a_gpu(host):
+    sglang = "/system.slice/sglang.service"
+    host({10: sglang}, {11: sglang, 20: "/system.slice/training.service"})
     assert detect(30000).server == UNIT
+
+
+def test_a_listener_that_computes_nothing_is_not_taken_for_the_server(host):
+    host({10: "/system.slice/web.service"}, {20: "/system.slice/sglang.service"})
+    found = detect(30000)
+    assert found.server is None
+    for word in ("port 30000 is held by pid 10", "web.service", "the GPUs by pid 20", "sglang.service"):
+        assert word in found.refusal
+
+
+def test_without_nvidia_smi_the_port_decides(host, monkeypatch):
+    def fail():
+        raise RolloutError("nvidia-smi is missing")
+
+    host({10: "/system.slice/sglang.service"})
+    monkeypatch.setattr(detection, "query_processes", fail)
+    assert detect(30000).server == UNIT
+    host()
+    monkeypatch.setattr(detection, "query_processes", fail)
+    assert "nvidia-smi is missing" in detect(30000).refusal
 
 
 def test_several_processes_of_one_server(host):
@@ -153,7 +175,7 @@ def test_two_servers_are_named_both(host, place):
     host(both if place == "port" else {}, both)
     found = detect(30000)
     assert found.server is None
-    for word in ("More than one server", "command 10", "sglang.service", "command 11", "sglang_unit"):
+    for word in ("more than one server", "command 10", "sglang.service", "command 11", "sglang_unit"):
         assert word in found.refusal
 
 
