@@ -96,10 +96,9 @@ refusal:
   type: str
   returned: always
 adopt:
-  description: Lines to print for what is neither unit nor container, a unit file made from the process and the commands
-    that adopt it. Values that look secret are not in it.
-  type: list
-  elements: str
+  description: A text to print for what is neither unit nor container, a unit file made from the process and the commands
+    that adopt it; else null. Values that look secret are not in it.
+  type: str
   returned: always
 listeners:
   description: Who listens on the port. C(own) tells whether it is the unit, or the engine for the container.

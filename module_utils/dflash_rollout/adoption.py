@@ -178,7 +178,8 @@ def _read(pid: int, name: str) -> list[str]:
         return stream.read().decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
 
 
-def _parent(pid: int) -> int | None:
+def parent_of(pid: int) -> int | None:
+    """The parent of a process, None when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
             return int(stream.read().rpartition(")")[2].split()[1])
@@ -186,7 +187,8 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _name(pid: int) -> str | None:
+def name_of(pid: int) -> str | None:
+    """The name of the program that a process runs, None when that can't be seen."""
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
     except OSError:  # gone, or a kernel thread
@@ -195,7 +197,7 @@ def _name(pid: int) -> str | None:
 
 def look(pid: int, user: str) -> Program | None:
     """The process to adopt for a server's `pid`, read as root; None when it ended meanwhile."""
-    top = top_of(pid, _parent, _name)
+    top = top_of(pid, parent_of, name_of)
     try:
         environment = dict(item.split("=", 1) for item in _read(top, "environ") if "=" in item)
         return Program(

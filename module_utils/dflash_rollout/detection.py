@@ -3,13 +3,17 @@ container that a switch can stop and start again, or a refusal that says what it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from . import adoption, containers, units
 from .containers import container_of
 from .errors import RolloutError
 from .gpus import process_details, query_processes, unit_of
 
+# Services that run what others give them. To stop and start one of these is not to stop and start what it carries.
+CARRIERS = frozenset(
+    {"sshd", "sshd-session", "cron", "crond", "atd", "tmux", "screen", "dockerd", "containerd"}
+)
 # Their processes hold published ports for containers.
 ENGINE_UNITS = ("docker.service", "snap.docker.dockerd.service")
 
@@ -26,12 +30,12 @@ class Owner:
 class Found:
     """What serves: `server` with its runtime and unit, or None; `refusal` why a switch can't take it over.
 
-    `adopt`: lines to print, a unit file for what runs under none.
+    `adopt`: a text to print, a unit file for what runs under none.
     """
 
     server: dict | None = None
     refusal: str | None = None
-    adopt: list[str] = field(default_factory=list)
+    adopt: str | None = None
 
 
 def owner_of(cgroup: str | None) -> Owner:
@@ -57,10 +61,10 @@ def owner_of(cgroup: str | None) -> Owner:
     return Owner(None, f"the scope {unit}, which nothing can start again" if unit else "no unit at all")
 
 
-def _described(pid: int) -> str:
+def _described(pid: int, owner: Owner) -> str:
     details = process_details(pid)
     user, command = details["user"] or "an unknown user", details["command"] or "unknown command"
-    return f"pid {pid} of {user}: {command}, in {owner_of(details['cgroup']).name} ({details['cgroup']})"
+    return f"pid {pid} of {user}: {command}, in {owner.name} ({details['cgroup']})"
 
 
 def _owners(pid: int, port: int | None) -> list[Owner]:
@@ -69,6 +73,33 @@ def _owners(pid: int, port: int | None) -> list[Owner]:
     if owner.runtime == "systemd" and owner.name in ENGINE_UNITS and port is not None:
         return [Owner("docker", found) for found in containers.publishing("docker", port)] or [owner]
     return [owner]
+
+
+def _carried(unit: str, pids: list[int]) -> Owner | None:
+    """Not the unit itself but something in its control group: what cron or an ssh login without logind started."""
+    main = units.show(unit).main_pid
+    if not main:
+        return None
+    name = adoption.name_of(main)
+    if name in CARRIERS:
+        return Owner(None, f"{unit}, which only carries it (its main process is {name})")
+    for pid in pids:
+        above: int | None = pid
+        while above:
+            if above == main:
+                return None
+            above = adoption.parent_of(above)
+    return Owner(None, f"{unit}, though not started by its main process {main} ({name or 'unknown'})")
+
+
+def _owners_of(pids: list[int], port: int | None) -> dict[Owner, list[int]]:
+    """Who owns these processes, each owner with those that are its."""
+    found: dict[Owner, list[int]] = {}
+    for pid in pids:
+        for owner in _owners(pid, port):
+            found.setdefault(owner, []).append(pid)
+    carried = {owner: _carried(owner.name, own) for owner, own in found.items() if owner.runtime == "systemd"}
+    return {carried.get(owner) or owner: own for owner, own in found.items()}
 
 
 def _server(owner: Owner) -> dict:
@@ -116,12 +147,14 @@ def detect(port: int) -> Found:
     pids, where = (at_port, f"listens on port {port}") if at_port else (on_gpu, "holds a GPU")
     if not pids:
         return Found(refusal=unknown)
-    distinct = list(dict.fromkeys(owner for pid in pids for owner in _owners(pid, port if at_port else None)))
-    described = "; ".join(_described(pid) for pid in pids)
+    owners = _owners_of(pids, port if at_port else None)
+    distinct = list(owners)
+    described = "; ".join(_described(pid, owner) for owner, own in owners.items() for pid in own)
     if len(distinct) > 1:
         return _several(f"more than one server {where}: {described}")
-    if at_port and on_gpu and distinct[0] not in [owner for pid in on_gpu for owner in _owners(pid, None)]:
-        held = "; ".join(_described(pid) for pid in on_gpu)
+    computing = _owners_of(on_gpu, None)
+    if at_port and on_gpu and distinct[0] not in computing:
+        held = "; ".join(_described(pid, owner) for owner, own in computing.items() for pid in own)
         return _several(f"port {port} is held by {described}, without GPU memory, and the GPUs by {held}")
     if distinct[0].runtime is not None:
         try:
@@ -134,6 +167,6 @@ def detect(port: int) -> Found:
     return Found(
         refusal=f"What {where} is nothing that a switch can stop and start again: {described}. "
         "Expected: a systemd system unit, or a container of docker or podman (as root). What to do: adopt it as a "
-        "unit, a ready file is below; then run this again.",
-        adopt=adoption.instructions(program) if program else [],
+        "unit (a ready file is printed beside this), then run this again.",
+        adopt="\n".join(adoption.instructions(program)) if program else None,
     )

@@ -195,7 +195,7 @@ def test_a_real_process_below_a_shell():
     worker = int(shell.stdout.readline())
     try:
         found = adoption.look(worker, "alice")
-        assert adoption._parent(found.pid) == shell.pid
+        assert adoption.parent_of(found.pid) == shell.pid
         assert found.arguments == (sys.executable, "-c", script)
         assert found.directory == "/"
         assert found.environment["HF_HOME"] == "/data/hf"

@@ -52,7 +52,7 @@ def test_the_owner_of_a_control_group(cgroup, runtime, name):
 def host(monkeypatch):
     """host(listening={pid: cgroup}, gpus={pid: cgroup}, published=[ids]) prepares what is seen."""
 
-    def prepare(listening=(), gpus=(), published=()):
+    def prepare(listening=(), gpus=(), published=(), main_pid=0, main_name="python3.11"):
         groups = {**dict(listening), **dict(gpus)}
         monkeypatch.setattr(
             units,
@@ -69,6 +69,11 @@ def host(monkeypatch):
             "process_details",
             lambda pid: {"user": "alice", "command": f"command {pid}", "cgroup": groups[pid], "unit": None},
         )
+        main = units.parse_unit("x.service", f"MainPID={main_pid}")
+        monkeypatch.setattr(units, "show", lambda unit: main)
+        parents = {12: 11, 11: 10, 10: 1}
+        monkeypatch.setattr(detection.adoption, "parent_of", parents.get)
+        monkeypatch.setattr(detection.adoption, "name_of", lambda pid: main_name)
         monkeypatch.setattr(containers, "publishing", lambda engine, port: list(published))
         monkeypatch.setattr(
             containers,
@@ -136,7 +141,7 @@ def test_nobody_listens_but_a_unit_holds_the_gpus(host):
 def test_nobody_at_all(host):
     host()
     found = detect(30000)
-    assert (found.server, found.refusal, found.adopt) == (None, None, [])
+    assert (found.server, found.refusal, found.adopt) == (None, None, None)
 
 
 @pytest.mark.parametrize("group", [f"/docker/{ID}", f"/system.slice/docker-{ID}.scope"])
@@ -185,7 +190,7 @@ def test_a_login_session_is_refused_with_a_unit_file(host):
     assert found.server is None
     for word in ("pid 10 of alice", "command 10", "session-3.scope", "adopt it as a unit"):
         assert word in found.refusal
-    text = "\n".join(found.adopt)
+    text = found.adopt
     assert "ExecStart=/opt/venv/bin/python -m x" in text
     assert "User=alice" in text
     assert "systemctl daemon-reload && systemctl enable --now sglang.service" in text
@@ -193,10 +198,34 @@ def test_a_login_session_is_refused_with_a_unit_file(host):
 
 def test_a_process_that_ended_meanwhile(host):
     host({1: "/user.slice/user-1000.slice/session-3.scope"})
-    assert detect(30000).adopt == []
+    assert detect(30000).adopt is None
 
 
 def test_a_listener_that_can_not_be_seen(host, monkeypatch):
     host()
     monkeypatch.setattr(units, "listeners", lambda port: [Listener("::", port, None, None, None, None)])
     assert "root" in detect(30000).refusal
+
+
+@pytest.mark.parametrize(
+    ("pids", "main_pid", "main_name", "words"),
+    [
+        ([12], 10, "python3.11", None),
+        ([12], 10, "bash", None),
+        ([12, 13], 10, "python3.11", None),
+        ([12], 10, "sshd", "ssh.service, which only carries it (its main process is sshd)"),
+        ([12], 10, "cron", "only carries it"),
+        ([12], 7, "agent", "not started by its main process 7 (agent)"),
+    ],
+    ids=["main", "a script", "one left its parent", "no logind", "cron", "left behind by nohup"],
+)
+def test_a_unit_that_only_carries_the_server_is_not_taken_for_it(host, pids, main_pid, main_name, words):
+    """Without logind what an ssh login starts lies in ssh.service: stopping that is not stopping SGLang."""
+    host(dict.fromkeys(pids, "/system.slice/ssh.service"), main_pid=main_pid, main_name=main_name)
+    found = detect(30000)
+    if words is None:
+        assert found.server == {"runtime": "systemd", "unit": "ssh.service"}
+    else:
+        assert found.server is None
+        assert words in found.refusal
+        assert found.adopt
