@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from simulated_switch import SimulatedServer
 from test_switchover import BACK, FORWARD, NEW, Bed, bad, good, states
@@ -152,6 +154,31 @@ def test_somebody_starts_the_old_container_during_the_switch(bed):
     assert record["state"] == "ROLLED_BACK"
     assert "sglang was started by somebody during the switch" in record["cause"]
     assert NEW not in bed.host.starts
+
+
+@pytest.mark.parametrize("userland_proxy", [True, False])
+def test_a_port_that_docker_publishes_is_the_containers(bed, userland_proxy):
+    """docker-proxy, in docker.service, listens for the container; or nobody does and the kernel forwards."""
+    bad(bed)
+    show, listeners = bed.host.show, bed.host.listeners
+
+    def shown(server):
+        unit = show(server)
+        if unit.unit != BOX:
+            return unit
+        return dataclasses.replace(unit, published=(30000,), forwarders=("docker.service",))
+
+    def proxied(port):
+        found = listeners(port)
+        boxed = [item for item in found if item.unit == BOX]
+        rest = [item for item in found if item.unit != BOX]
+        if not userland_proxy:
+            return rest
+        return rest + [dataclasses.replace(item, pid=99, unit="docker.service") for item in boxed]
+
+    bed.host.show, bed.host.listeners = shown, proxied
+    record = bed.switch()
+    assert states(record) == [*FORWARD[:4], *BACK], record["cause"]
 
 
 # ---- the engine gives no answer ----------------------------------------------------------------------------
