@@ -79,7 +79,7 @@ def booted(bootable, tmp_path_factory):
 def host(booted):
     """SGLang serves in its container, and no switch was ever confirmed."""
     booted.run(
-        "rm -f /run/simulated-docker/hangs /var/lib/vllm-dflash/serving.json; systemctl start docker;"
+        "cd /var/lib/vllm-dflash; rm -f /run/simulated-docker/hangs serving.json switch/record.json; systemctl start docker;"
         f"systemctl stop {GOOD} {BAD}; docker kill --signal=SIGKILL sglang; rm -f /var/lib/simulated-docker/*.json;"
         "systemctl restart docker",
         check=False,
