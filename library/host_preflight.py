@@ -54,6 +54,10 @@ options:
     type: list
     elements: str
     required: true
+  known_group:
+    description: The control group of the server before. Processes in it may hold GPU memory as well.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -115,6 +119,7 @@ def main() -> None:
             "port": {"type": "int", "required": True},
             "listeners": {"type": "list", "elements": "dict", "default": []},
             "known_units": {"type": "list", "elements": "str", "required": True},
+            "known_group": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )

@@ -13,9 +13,17 @@ description:
 author: the roll-out's authors (@vllm-dflash-rollout)
 options:
   unit:
-    description: The unit that is expected to serve, with its suffix. Needed before the first switch, when
-      C(serving.json) is not there yet; where it is, the unit that it names is described.
+    description:
+      - The unit that is expected to serve, with its suffix, or the name of the container. Where C(serving.json) is
+        there, the server that it names is described instead.
+      - Left out before the first switch, it is found from who listens on O(port), and when nobody does from who holds
+        the GPUs.
     type: str
+  runtime:
+    description: What runs O(unit).
+    type: str
+    choices: [systemd, docker, podman]
+    default: systemd
   port:
     description: The port to look at. Left out, the port of the server that C(serving.json) names.
     type: int
@@ -63,7 +71,7 @@ previous:
   type: dict
   returned: always
 unit:
-  description: The state of the unit.
+  description: The state of the unit; of a container in the same words, with its restart policy as C(enabled).
   type: dict
   returned: always; null when no unit is known
   sample:
@@ -79,9 +87,21 @@ unit:
     enabled: enabled
     job: 0
     guarded: true
+    published: []
+    forwarders: []
     running: true
+    runtime: systemd
+refusal:
+  description: Why a switch can't take over what serves, or null.
+  type: str
+  returned: always
+adopt:
+  description: A text to print for what is neither unit nor container, a unit file made from the process and the commands
+    that adopt it; else null. Values that look secret are not in it.
+  type: str
+  returned: always
 listeners:
-  description: Who listens on the port.
+  description: Who listens on the port. C(own) tells whether it is the unit, or the engine for the container.
   type: list
   elements: dict
   returned: always
@@ -92,6 +112,7 @@ listeners:
       user: root
       command: python3 -m sglang.launch_server
       unit: sglang.service
+      own: true
 listens_in_unit:
   description: Whether somebody listens on the port and all who do belong to the unit.
   type: bool
@@ -148,6 +169,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "unit": {"type": "str"},
+            "runtime": {"type": "str", "choices": ["systemd", "docker", "podman"], "default": "systemd"},
             "port": {"type": "int"},
             "host": {"type": "str", "default": "127.0.0.1"},
             "state_dir": {"type": "path", "default": "/var/lib/vllm-dflash"},

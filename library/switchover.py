@@ -25,7 +25,7 @@ options:
         type: str
         required: true
       unit:
-        description: The systemd unit, with its suffix.
+        description: The systemd unit, with its suffix; or the name of the container.
         type: str
         required: true
       port:
@@ -56,11 +56,20 @@ options:
         type: int
         default: 1200
       stop_timeout_s:
-        description: From SIGTERM until the whole control group is killed.
+        description: The drain time. From SIGTERM until the whole control group is killed.
         type: int
         default: 180
       release:
         description: The digest of the release, for a server of ours.
+        type: str
+      runtime:
+        description: What runs it. A container must exist, and not be removed when it stops.
+        type: str
+        choices: [systemd, docker, podman]
+        default: systemd
+      restart_policy:
+        description: The policy that a container gets when it serves again, as C(docker update --restart) takes
+          it. Not given, the one it has when the switch begins.
         type: str
   new:
     description: The server to serve.

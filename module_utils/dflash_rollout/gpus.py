@@ -155,17 +155,23 @@ def unit_of(cgroup: str | None) -> str | None:
 _SECRET_OPTION = re.compile(r"^(--?[\w.-]*(?:key|token|password|secret))(?:=.*)?$", re.IGNORECASE | re.DOTALL)
 
 
+def is_secret_option(argument: str) -> str | None:
+    """The name of an option that holds a secret (`--api-key` of `--api-key=…`), or None for any other word."""
+    match = _SECRET_OPTION.match(argument)
+    return match.group(1) if match else None
+
+
 def printable_command(arguments: list[str]) -> str:
     """One line of a command's arguments, with the values of options that hold secrets replaced by ***."""
     words: list[str] = []
     hide = False
     for argument in arguments:
-        secret = _SECRET_OPTION.match(argument)
+        secret = is_secret_option(argument)
         if hide and not argument.startswith("-"):
             words.append("***")
             hide = False
         elif secret:
-            words.append(f"{secret.group(1)}=***" if "=" in argument else argument)
+            words.append(f"{secret}=***" if "=" in argument else argument)
             hide = "=" not in argument
         else:
             words.append(argument)

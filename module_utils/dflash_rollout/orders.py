@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 
-from . import proof, units
+from . import proof, servers, units
 from .errors import RolloutError
 from .serving import PROGRAM_UNIT, outcome_text
 from .store import Store
@@ -95,7 +95,7 @@ def _serves(store: Store, new: dict, settings: dict) -> bool:
     serving = store.serving()
     if serving is None or serving["serving"]["unit"] != new["unit"]:
         return False
-    if units.show(new["unit"]).active_state != "active":
+    if servers.show(new).active_state != "active":
         return False
     return proof.prove(new, completions=1, timeout_s=settings["proof_timeout_s"]).proved
 
@@ -186,7 +186,7 @@ def _progress(record: dict | None, order_id: str) -> dict:
     if record is None:
         return {"id": order_id, "finished": False, "outcome": "NOT_BEGUN", "changed": True}
     state = record["state"]
-    lines = units.journal_tail(record["new"]["unit"], record.get("journal_cursor"), 1)
+    lines = servers.log_tail(record["new"], record.get("journal_cursor"), 1)
     result = {**_describe(record), "outcome": state, "finished": False, "changed": True}
     result["last_log_line"] = lines[-1] if lines else ""
     spent = result["states"][-1]["seconds"] if result["states"] else None

@@ -52,6 +52,7 @@ class Wanted:
     target: str
     port: int
     known_units: tuple[str, ...]
+    known_group: str = ""  # the control group of the server before, which for a container need not be a unit
 
 
 @dataclass
@@ -241,7 +242,8 @@ def _judge_gpus(seen: Observed, wanted: Wanted):
             )
             break
     for process in seen.processes:
-        if process.unit not in wanted.known_units:
+        inside = bool(wanted.known_group) and f"{process.cgroup}/".startswith(f"{wanted.known_group}/")
+        if process.unit not in wanted.known_units and not inside:
             # nvidia-smi withholds the memory in some guests; a card between two queries can go away.
             memory = "unknown memory" if process.used_mib is None else f"{process.used_mib} MiB"
             index = process.gpu_uuid if process.gpu_index is None else process.gpu_index
@@ -325,7 +327,7 @@ def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
             "end it, set rollout_port, or name its unit in sglang_unit if it is the server to replace",
         )
         for listener in seen.listeners
-        if listener["unit"] not in wanted.known_units
+        if listener["unit"] not in wanted.known_units and not listener.get("own")
     ]
     if seen.free_bytes < seen.need_bytes:
         findings.append(

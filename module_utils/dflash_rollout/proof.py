@@ -119,7 +119,8 @@ def ask(server: dict, path: str, deadline: Deadline, body: dict | None = None, r
     except urllib.error.URLError as error:
         if isinstance(error.reason, TimeoutError):
             raise NoProof(f"{path}: no complete answer within {deadline.seconds:g} s") from error
-        raise NoProof(f"{path} can't be reached: {error.reason}") from error
+        where = f"http://{server['host']}:{server['port']}{path}"
+        raise NoProof(f"{where} can't be reached: {error.reason}") from error
     except TimeoutError as error:
         raise NoProof(f"{path}: no complete answer within {deadline.seconds:g} s") from error
     except (OSError, http.client.HTTPException) as error:

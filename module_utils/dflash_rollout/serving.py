@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from . import acceptance, proof, units
+from . import acceptance, containers, proof, servers, units
+from .detection import Found, detect
+from .errors import RolloutError
 from .gate import OUR_UNITS, RUN_DIR, STATE_DIR
 from .store import Store
 from .switch_state import CONFIRMED, END_STATES, REFUSED, ROLLED_BACK, STRANDED, seconds_in_states
@@ -20,32 +22,44 @@ def inspect_serving(
     prove: bool = False,
     proof_timeout_s: float = 120.0,
     run_dir: str = RUN_DIR,
+    runtime: str = servers.SYSTEMD,
 ) -> dict:
     """Everything that `serving_info` returns (see its RETURN). Reads only.
 
-    serving.json goes before `unit`, which is what serves where no switch was confirmed yet.
-    Raises RolloutError when systemd doesn't answer or the state can't be read.
+    serving.json goes before `unit`, which is what serves where no switch was confirmed yet. Without either it is
+    looked for (detection.py), if there is a port to look at.
+    Raises RolloutError when systemd or an engine doesn't answer or the state can't be read.
     """
     store = Store(state_dir, run_dir)
     state = store.serving() or {"serving": None, "previous": None}
+    looked = _look(state["serving"], unit, runtime, port)
     server = state["serving"] or {
-        "unit": unit,
+        **(looked.server or {"unit": None}),
         "port": port,
         "host": host,
         "model_id": None,
         "metrics": False,
     }
     port = port or server["port"]
-    found = units.show(server["unit"]) if server["unit"] else None
+    found = servers.show(server) if server["unit"] else None
     listening = units.listeners(port) if port else []
-    own = {process.pid for process in units.members([found.control_group])} if found else set()
+    members = units.members([found.control_group]) if found else []
+    own = {process.pid for process in members}
     record = store.record()
+    rows = [
+        {**asdict(item), "own": found is not None and (item.pid in own or found.forwards(item))}
+        for item in listening
+    ]
     result = {
         "serving": state["serving"],
         "previous": state["previous"],
-        "unit": {**asdict(found), "running": found.running} if found else None,
-        "listeners": [asdict(listener) for listener in listening],
-        "listens_in_unit": bool(listening) and all(listener.pid in own for listener in listening),
+        "unit": {**asdict(found), "running": found.running, "runtime": servers.runtime(server)}
+        if found
+        else None,
+        "refusal": looked.refusal,
+        "adopt": looked.adopt,
+        "listeners": rows,
+        "listens_in_unit": bool(rows) and all(row["own"] for row in rows),
         "model_ids": None,
         "switch": record and {**record, "seconds": seconds_in_states(record)},
         "switch_running": store.running() is not None,
@@ -59,12 +73,62 @@ def inspect_serving(
             result["no_answer"] = str(reason)
         if prove:
             result["proof"] = proof.prove(asked, timeout_s=proof_timeout_s).as_dict()
-    result["advice"] = advice(store, found, result.get("proof"))
+    unproved = ""
+    if found is not None and found.running and not result.get("proof", {"proved": True})["proved"]:
+        unproved = _unproved(server, port, result["proof"]["problem"], rows, units.listens_at(members))
+    proved = result.get("proof", {}).get("proved", False)
+    result["advice"] = advice(store, server, found, unproved, looked.refusal, proved)
     return result
 
 
-def advice(store: Store, unit: units.Unit | None, proven: dict | None) -> str:
-    """What the operator should do, in a sentence; empty when nothing."""
+def _look(serving: dict | None, unit: str | None, runtime: str, port: int | None) -> Found:
+    """What serves where no switch was confirmed yet: as it was named, or as it is found."""
+    if serving is not None:
+        return Found()
+    found = Found({"unit": unit, "runtime": runtime}) if unit else detect(port) if port else Found()
+    if found.server is not None and servers.is_container(found.server):
+        try:
+            servers.check_container(found.server)
+        except containers.EngineSilent:
+            raise
+        except RolloutError as error:
+            found.refusal = str(error)
+    return found
+
+
+def _unproved(server: dict, port: int | None, problem: str, rows: list[dict], listens_at: list[str]) -> str:
+    """What to do about a server that runs and is not proved. A restart is no remedy for a wrong port."""
+    name, asked = server["unit"], f"{server['host']}:{port}"
+    strangers = [f"pid {row['pid']} ({row['user']}: {row['command']})" for row in rows if not row["own"]]
+    if strangers:
+        return f"{name} runs, but port {port} is answered by {', '.join(strangers)}. End that, or ask another port."
+    if not rows:
+        if listens_at:
+            return (
+                f"{name} runs, but nobody listens at {asked}; its own processes do at {', '.join(listens_at)}. "
+                "If one of these is the server, set rollout_port to it; restart nothing."
+            )
+        return (
+            f"{name} runs, but listens nowhere: it may still load. See {servers.command(server, 'logs')}; if that "
+            f"stands still: {servers.command(server, 'restart')}"
+        )
+    return (
+        f"{name} listens at {asked} and does not serve: {problem}. Try: {servers.command(server, 'restart')}"
+    )
+
+
+def advice(
+    store: Store,
+    server: dict,
+    unit: units.Unit | None,
+    unproved: str = "",
+    refusal: str | None = None,
+    proved: bool = False,
+) -> str:
+    """What the operator should do, in a sentence; empty when nothing.
+
+    `unproved`: what to do about a proof that failed; `refusal`: why what serves can't be taken over.
+    """
     record, order = store.record(), store.running()
     if order is not None:
         if not units.show(PROGRAM_UNIT).running:
@@ -72,12 +136,15 @@ def advice(store: Store, unit: units.Unit | None, proven: dict | None) -> str:
         return f"The switch {order['id']} to {order['new']['unit']} is running. Wait."
     if store.gate() is not None:
         return "The order of a switch was taken away while it ran. Switch again, or reboot."
-    if record is not None and record["state"] == STRANDED and not (proven and proven["proved"]):
+    if record is not None and record["state"] == STRANDED and not proved:
         return f"STRANDED: {record['cause']} What to do: {record['remedy']}"
+    if refusal:
+        return refusal
     if unit is not None and not unit.running:
-        return f"{unit.unit} is to serve and does not run. See journalctl -u {unit.unit}, start it."
-    if proven is not None and not proven["proved"] and unit is not None:
-        return f"{unit.unit} does not serve: {proven['problem']}. Try: systemctl restart {unit.unit}"
+        start, logs = servers.command(server, "start"), servers.command(server, "logs")
+        return f"{server['unit']} is to serve and does not run. See {logs}; then: {start}"
+    if unproved:
+        return unproved
     if record is not None and record["state"] in (ROLLED_BACK, REFUSED):
         return f"The last switch ended {record['state']}: {record['cause']} Mend that and switch again."
     return acceptance.taken_back(store.state_dir, store.serving())
@@ -86,7 +153,8 @@ def advice(store: Store, unit: units.Unit | None, proven: dict | None) -> str:
 def start_at_boot(store: Store) -> str:
     """Start what the last confirmed switch chose, when that is a server of ours; returns what was done.
 
-    Our units are not enabled themselves: the choice between two releases is serving.json's alone.
+    Our units are not enabled themselves: the choice between two releases is serving.json's alone. An enabled unit
+    of others starts by itself, a container by the restart policy that the commit gave back to it.
     """
     state = store.serving()
     chosen = state["serving"]["unit"] if state else None

@@ -26,6 +26,8 @@ SERVER_SPEC = {
     "ready_timeout_s": {"type": "int", "default": 1200},
     "stop_timeout_s": {"type": "int", "default": 180},
     "release": {"type": "str"},
+    "runtime": {"type": "str", "choices": ["systemd", "docker", "podman"], "default": "systemd"},
+    "restart_policy": {"type": "str"},
 }
 SETTINGS_SPEC = {
     "accept_unproven_old": {"type": "bool", "default": False},

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
-from . import proof, units
+from . import proof, servers, units
+from .containers import EngineSilent
 from .errors import RolloutError
 from .gpus import Gpu, GpuProcess, query_gpus, query_processes
 from .store import Store
@@ -42,21 +43,25 @@ POLL_S = 0.25
 LOG_LINES = 30
 # What systemd may need beyond SIGKILL to see a control group empty.
 KILLED_TIMEOUT_S = 15.0
+# What a container engine may take to answer, at boot above all, before the way back gives it up.
+ENGINE_TIMEOUT_S = 300.0
 
 
 class Host:
     """The machine, as the switch sees it. Tests put a simulated one in its place."""
 
-    show = staticmethod(units.show)
-    start = staticmethod(units.start)
-    stop = staticmethod(units.stop)
-    kill_group = staticmethod(units.kill_group)
+    show = staticmethod(servers.show)
+    start = staticmethod(servers.start)
+    stop = staticmethod(servers.stop)
+    kill_group = staticmethod(servers.kill_group)
+    check_container = staticmethod(servers.check_container)
+    set_restart_policy = staticmethod(servers.set_restart_policy)
+    log_tail = staticmethod(servers.log_tail)
     members = staticmethod(units.members)
     is_alive = staticmethod(units.is_alive)
     send_signal = staticmethod(units.send_signal)
     listeners = staticmethod(units.listeners)
     journal_cursor = staticmethod(units.journal_cursor)
-    journal_tail = staticmethod(units.journal_tail)
     boot_id = staticmethod(units.boot_id)
     gpus = staticmethod(query_gpus)
     gpu_processes = staticmethod(query_processes)
@@ -144,7 +149,7 @@ class Switchover:
             record.update(boot_id=boot_id, processes=[], rebooted=True)
         self.record = record
         if direction == "confirm":
-            self._to(CONFIRMED, must_persist=False)
+            self._confirmed()
         elif direction == "back" and rebooted:
             cause = record["cause"] or f"The host was restarted in {record['state']}."
             log = record["log_tail"] or self._log(record["new"])
@@ -195,7 +200,7 @@ class Switchover:
                 self._to(ROLLING_BACK, must_persist=False, **self._cause(problem))
             return
         try:
-            back[state]()
+            self._patiently(back[state])
         except Exception as problem:  # there is no third server: say so
             self._to(
                 STRANDED,
@@ -204,6 +209,24 @@ class Switchover:
                 remedy=self._way_out(),
                 old_log_tail=self._log(self.record["old"]),
             )
+
+    def _patiently(self, act: Callable[[], None]) -> None:
+        """Act, and again as long as a container engine gives no answer: at boot it may come up after us.
+
+        Steps begin anew as they do after a crash. Raises what `act` raises when the time is over.
+        """
+        deadline = None
+        while True:
+            try:
+                return act()
+            except EngineSilent as silence:
+                now = self.host.now()
+                if deadline is None:
+                    deadline = now + ENGINE_TIMEOUT_S
+                    self.host.say(f"Waiting up to {ENGINE_TIMEOUT_S:g} s: {silence}")
+                if now >= deadline:
+                    raise
+                self.host.sleep(1.0)
 
     def _cause(self, problem: Exception) -> dict:
         return {
@@ -216,17 +239,28 @@ class Switchover:
         if server is None:
             return []
         try:
-            return self.host.journal_tail(server["unit"], self.record.get("journal_cursor"), LOG_LINES)
+            return self.host.log_tail(server, self.record.get("journal_cursor"), LOG_LINES)
         except RolloutError as error:
             return [f"(no log: {error})"]
 
     def _way_out(self) -> str:
         old, new = self.record["old"], self.record["new"]
-        start = f"systemctl restart {old['unit']}" if old else f"systemctl restart {new['unit']}"
-        return (
+        start = servers.command(old or new, "restart")
+        text = (
             "look at nvidia-smi and at the log of the unit, free the GPUs (reboot the host when "
             f"a process can't be killed), then: {start}, and prove it: program prove"
         )
+        if (
+            servers.is_container(old)
+            and old["restart_policy"] != "no"
+            and self.record["state"] == ROLLING_BACK
+        ):
+            # The new server may live: nothing may start the old one by itself.
+            text += (
+                f". Its restart policy is `no` until you set it back: "
+                f"{old['runtime']} update --restart={old['restart_policy']} {old['unit']}"
+            )
+        return text
 
     # ---- before anything is stopped ----------------------------------------------------------------------
 
@@ -248,8 +282,10 @@ class Switchover:
                     remedy="give the server that serving.json names as the old one",
                 )
         owned = {process.pid: process for server in (old, new) if server for process in self._members(server)}
-        self._check_foreign(new["port"], set(owned))
+        self._check_foreign(new["port"], set(owned), [server for server in (old, new) if server])
         facts = {
+            "old": self._with_policy(old),
+            "new": self._with_policy(new),
             "old_class": self._classify(old, settings),
             "processes": [asdict(process) for process in owned.values()],
             "journal_cursor": self.host.journal_cursor(),
@@ -257,8 +293,21 @@ class Switchover:
         self._gpus_over(settings["gpu_free_mib"])  # an nvidia-smi that doesn't answer is found out now
         return facts
 
+    def _with_policy(self, server: dict | None) -> dict | None:
+        """A container with the restart policy it is to have when it serves, for the record and serving.json.
+
+        What it has now, but where that is `no` what the description says: an earlier switch took it away.
+        """
+        if not servers.is_container(server):
+            return server
+        now = self.host.show(server).enabled
+        return {**server, "restart_policy": now if now != "no" else server.get("restart_policy") or "no"}
+
     def _check_unit(self, server: dict) -> None:
-        unit = self.host.show(server["unit"])
+        if servers.is_container(server):
+            self.host.check_container(server)
+            return
+        unit = self.host.show(server)
         if unit.load_state != "loaded":
             raise RolloutError(
                 f"{server['unit']} can't be used",
@@ -275,10 +324,15 @@ class Switchover:
             )
 
     def _members(self, server: dict) -> list[units.Process]:
-        return self.host.members([self.host.show(server["unit"]).control_group])
+        return self.host.members([self.host.show(server).control_group])
 
-    def _check_foreign(self, port: int, owned: set[int]) -> None:
-        listening = [listener for listener in self.host.listeners(port) if listener.pid not in owned]
+    def _check_foreign(self, port: int, owned: set[int], either: list[dict]) -> None:
+        shown = [self.host.show(server) for server in either]
+        listening = [
+            listener
+            for listener in self.host.listeners(port)
+            if listener.pid not in owned and not any(unit.forwards(listener) for unit in shown)
+        ]
         if listening:
             raise RolloutError(
                 f"Port {port} is held by something that is not one of the two servers",
@@ -297,7 +351,7 @@ class Switchover:
         """ "none", "stopped", "proved" or "unproven". Raises RolloutError for the last, unless accepted."""
         if old is None:
             return "none"
-        if not self.host.show(old["unit"]).running:
+        if not self.host.show(old).running:
             return "stopped"
         result = self._ask_for_proof(old)
         if result.proved:
@@ -395,18 +449,20 @@ class Switchover:
     # ---- steps -------------------------------------------------------------------------------------------
 
     def _stop_server(self, server: dict, since: float) -> str:
-        """Stop a unit by its control group and return that group; SIGKILL to it after its deadline.
+        """Stop a server by its control group and return that group; SIGKILL to it after its deadline.
 
-        Raises RolloutError when even that leaves processes.
+        A container's restart policy goes first: only then does it stay down, over a boot as well. Which it had is
+        in the record already. Raises RolloutError when even SIGKILL leaves processes.
         """
-        unit = self.host.show(server["unit"])
+        self.host.set_restart_policy(server, "no")
+        unit = self.host.show(server)
         group = unit.control_group
         if not unit.running:
             return group
-        self.host.stop(server["unit"])
+        self.host.stop(server)
         deadline, killed = since + server["stop_timeout_s"], False
         while True:
-            unit = self.host.show(server["unit"])
+            unit = self.host.show(server)
             if not unit.running:
                 return group
             self._remember(self.host.members([group]))
@@ -419,7 +475,7 @@ class Switchover:
                         remedy="a process that SIGKILL doesn't end waits in the kernel: reboot the host",
                     )
                 self.host.say(f"SIGKILL to the control group of {server['unit']} after its stop_timeout_s")
-                self.host.kill_group(server["unit"])
+                self.host.kill_group(server)
                 killed, deadline = True, self.host.now() + KILLED_TIMEOUT_S
             self.host.sleep(POLL_S)
 
@@ -446,17 +502,28 @@ class Switchover:
         self._to(GPU_FREE)
 
     def _start_new(self) -> None:
-        self.host.start(self.record["new"]["unit"])
+        self._old_stays_down()
+        self.host.start(self.record["new"])
         self._to(NEW_STARTED)
+
+    def _old_stays_down(self) -> None:
+        """No guard keeps a person from starting a container: look. Raises RolloutError when it runs."""
+        old = self.record["old"]
+        if servers.is_container(old) and self.host.show(old).running:
+            raise RolloutError(
+                f"{old['unit']} was started by somebody during the switch",
+                found=f"a running container of {old['runtime']}, whose restart policy is `no`",
+                remedy="leave it alone while a switch runs (also docker compose up and the like)",
+            )
 
     def _prove_new(self) -> None:
         new = self.record["new"]
         deadline = entered(self.record, NEW_STARTED) + new["ready_timeout_s"]
         self._wait_ready(new, deadline, restarts_allowed=False)
-        before = self.host.show(new["unit"])
+        before = self.host.show(new)
         begin = self.host.now()
         result = self._ask_for_proof(new)
-        after = self.host.show(new["unit"])
+        after = self.host.show(new)
         if (after.main_pid, after.restarts, after.active_state) != (before.main_pid, 0, "active"):
             raise RolloutError(
                 f"{new['unit']} did not live through its proof",
@@ -469,8 +536,31 @@ class Switchover:
         self._to(PROVED, proof=result.as_dict(), outage_s=self._outage(begin, result))
 
     def _commit(self) -> None:
+        self._old_stays_down()
         self.store.confirm(self.record)
-        self._to(CONFIRMED, must_persist=False)
+        self._confirmed()
+
+    def _confirmed(self) -> None:
+        """After the commit: a container gets its restart policy back, and is started where a boot came between.
+
+        The commit is done, so what fails here is said and changes nothing of the end.
+        """
+        new, facts = self.record["new"], {}
+        if servers.is_container(new):
+
+            def give_back() -> None:
+                self.host.set_restart_policy(new, new["restart_policy"])
+                if self.record.get("rebooted") and not self.host.show(new).running:
+                    self.host.start(new)
+
+            try:
+                self._patiently(give_back)
+            except RolloutError as problem:
+                facts["remedy"] = (
+                    f"set its restart policy by hand ({new['runtime']} update "
+                    f"--restart={new['restart_policy']} {new['unit']}): {problem}"
+                )
+        self._to(CONFIRMED, must_persist=False, **facts)
 
     def _stop_new(self) -> None:
         old, new = self.record["old"], self.record["new"]
@@ -479,7 +569,7 @@ class Switchover:
         group = self._stop_server(new, since)
         facts: dict = {}
         new_may_have_started = any(entry["state"] == GPU_FREE for entry in self.record["states"])
-        if new_may_have_started and (old is None or not self.host.show(old["unit"]).running):
+        if new_may_have_started and (old is None or not self.host.show(old).running):
             groups = {group, *self.record["control_groups"]} - {""}
             try:
                 self._wait_free(sorted(groups), self.host.now())
@@ -490,12 +580,14 @@ class Switchover:
 
     def _restore_old(self) -> None:
         old = self.record["old"]
+        if servers.is_container(old):
+            self.host.set_restart_policy(old, old["restart_policy"])
         if old is None or self.record["old_class"] == "stopped":
             self._to(ROLLED_BACK, must_persist=False, remedy="no server serves, as before the switch")
             return
         deadline = entered(self.record, NEW_GONE) + old["ready_timeout_s"]
-        if not self.host.show(old["unit"]).running:
-            self.host.start(old["unit"])
+        if not self.host.show(old).running:
+            self.host.start(old)
         while True:
             self._wait_ready(old, deadline, restarts_allowed=True)
             begin = self.host.now()
@@ -533,7 +625,7 @@ class Switchover:
         """
         name = server["unit"]
         while True:
-            unit = self.host.show(name)
+            unit = self.host.show(server)
             if not unit.running:
                 raise RolloutError(
                     f"{name} exited before it was ready",
@@ -541,7 +633,7 @@ class Switchover:
                 )
             if (unit.restarts or unit.sub_state.startswith("auto-restart")) and not restarts_allowed:
                 raise RolloutError(
-                    f"{name} exited before it was ready, systemd starts it again",
+                    f"{name} exited before it was ready, {servers.runtime(server)} starts it again",
                     found=f"SubState={unit.sub_state}, Result={unit.result}, NRestarts={unit.restarts}",
                 )
             reason: str | None = f"the unit is {unit.active_state}"
@@ -559,11 +651,15 @@ class Switchover:
         """An answer counts only when it comes from the unit itself."""
         listening = self.host.listeners(server["port"])
         own = {process.pid for process in self.host.members([unit.control_group])}
-        strangers = [listener for listener in listening if listener.pid not in own]
+        strangers = [
+            listener for listener in listening if listener.pid not in own and not unit.forwards(listener)
+        ]
         if strangers:
             who = ", ".join(describe(listener) for listener in strangers)
             return f"port {server['port']} is answered by {who}, not by {server['unit']}"
-        return None if listening else f"nobody listens on port {server['port']}"
+        # docker without its userland proxy forwards a published port in the kernel: no process listens.
+        heard = bool(listening) or server["port"] in unit.published
+        return None if heard else f"nobody listens on port {server['port']}"
 
 
 def _text(problem: Exception) -> str:

@@ -33,10 +33,11 @@ _PROPERTIES = {
 
 @dataclass(frozen=True)
 class Unit:
-    """What systemd says of a unit.
+    """What systemd says of a unit, or a container engine of a container in the same words (see containers.py).
 
     `job` is the id of a queued start or stop, 0 where there is none. `guarded`: its ExecCondition= asks the
-    program whether it may start.
+    program whether it may start. `published`: the ports of the host that the engine forwards into a container,
+    `forwarders` the units whose processes do that.
     """
 
     unit: str
@@ -51,6 +52,12 @@ class Unit:
     enabled: str
     job: int
     guarded: bool
+    published: tuple[int, ...] = ()
+    forwarders: tuple[str, ...] = ()
+
+    def forwards(self, listener: Listener) -> bool:
+        """Whether that listener is the engine's, for a port that this container publishes."""
+        return listener.port in self.published and listener.unit in self.forwarders
 
     @property
     def running(self) -> bool:
@@ -246,27 +253,49 @@ def _address(hexadecimal: str) -> str:
     return str(ipaddress.ip_address(words))
 
 
-def parse_listeners(text: str, port: int) -> list[tuple[str, str]]:
-    """(address, inode) of the sockets that listen on `port`, from the text of /proc/net/tcp or tcp6."""
+def parse_listeners(text: str, port: int | None = None) -> list[tuple[str, int, str]]:
+    """(address, port, inode) of the sockets that listen, on `port` where given, from /proc/net/tcp or tcp6."""
     found = []
     for line in text.splitlines()[1:]:
         fields = line.split()
         address, _, number = fields[1].partition(":")
-        if fields[3] == "0A" and int(number, 16) == port:
-            found.append((_address(address), fields[9]))
+        if fields[3] == "0A" and port in (None, int(number, 16)):
+            found.append((_address(address), int(number, 16), fields[9]))
     return found
+
+
+def _sockets(folder: str, port: int | None = None) -> list[tuple[str, int, str]]:
+    found = []
+    for name in ("tcp", "tcp6"):
+        # No tcp6 where IPv6 is switched off; no folder where the process has ended.
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError, NotADirectoryError),
+            open(f"{folder}/{name}", encoding="ascii") as stream,
+        ):
+            found += parse_listeners(stream.read(), port)
+    return found
+
+
+def listens_at(processes: Iterable[Process]) -> list[str]:
+    """Where these processes listen ("127.0.0.1:30000", "[::]:30000"), each in its own network namespace."""
+    found = set()
+    for process in processes:
+        sockets = _sockets(f"/proc/{process.pid}/net")
+        own = _socket_owners({inode for _, _, inode in sockets}, [str(process.pid)])
+        found |= {
+            f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            for address, port, inode in sockets
+            if inode in own
+        }
+    return sorted(found)
 
 
 def listeners(port: int) -> list[Listener]:
     """Who listens on a TCP port at whatever address, IPv4 and IPv6. As root, each with its process."""
-    sockets = []
-    for name in ("tcp", "tcp6"):
-        # No tcp6 where IPv6 is switched off.
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}", encoding="ascii") as stream:
-            sockets += parse_listeners(stream.read(), port)
-    owners = _socket_owners({inode for _, inode in sockets}) if sockets else {}
+    sockets = _sockets("/proc/net", port)
+    owners = _socket_owners({inode for _, _, inode in sockets}) if sockets else {}
     found = []
-    for address, inode in sockets:
+    for address, _, inode in sockets:
         # A socket inherited by workers has several owners: each is listed.
         for pid in owners.get(inode) or [None]:
             details = process_details(pid) if pid else {"user": None, "command": None, "unit": None}
@@ -274,10 +303,10 @@ def listeners(port: int) -> list[Listener]:
     return found
 
 
-def _socket_owners(inodes: set[str]) -> dict[str, list[int]]:
+def _socket_owners(inodes: set[str], pids: Iterable[str] | None = None) -> dict[str, list[int]]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for name in pids or filter(str.isdigit, os.listdir("/proc")):
         # A process may end, or be another user's when we aren't root, while we look.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             for descriptor in os.listdir(f"/proc/{name}/fd"):

@@ -100,7 +100,9 @@ def test_nothing_serves(run_module, tmp_path, environment):
     assert result["model_ids"] is None
     assert "can't be reached" in result["no_answer"]
     assert result["proof"]["proved"] is False
-    assert "systemctl restart sglang.service" in result["advice"]
+    assert "127.0.0.1:9" in result["no_answer"]
+    assert "sglang.service runs, but" in result["advice"]
+    assert "127.0.0.1:9" in result["advice"] or "listens nowhere" in result["advice"]
 
 
 def test_a_state_that_is_broken_is_said(run_module, tmp_path, environment):

@@ -64,7 +64,7 @@ def test_confirmed(run_module, host):
     order = result["record"]
     assert order["new"] == {
         **NEW, "host": "127.0.0.1", "model_id": None, "metrics": False, "chat": False, "tools": False,
-        "ready_timeout_s": 1200, "stop_timeout_s": 180, "release": None,
+        "ready_timeout_s": 1200, "stop_timeout_s": 180, "release": None, "runtime": "systemd", "restart_policy": None,
     }  # fmt: skip
     # The same order again, as after a lost connection: its outcome, and nothing is handed over.
     (state / "switch" / "record.json").touch()

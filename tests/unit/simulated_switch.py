@@ -11,9 +11,11 @@ import signal
 from dataclasses import dataclass, field
 
 from dflash_rollout import gate
+from dflash_rollout.containers import EngineSilent
 from dflash_rollout.files import write_json
 from dflash_rollout.gpus import Gpu, GpuProcess
 from dflash_rollout.proof import Proof
+from dflash_rollout.servers import is_container
 from dflash_rollout.store import Store
 from dflash_rollout.units import Listener, Process, Unit
 
@@ -22,9 +24,13 @@ class Killed(BaseException):
     """The program was killed here."""
 
 
+def _name(server: dict | str) -> str:
+    return server if isinstance(server, str) else server["unit"]
+
+
 @dataclass
 class SimulatedServer:
-    """A unit and how it behaves. Seconds; None for never."""
+    """A unit, or with a restart policy a container, and how it behaves. Seconds; None for never."""
 
     unit: str
     first_pid: int
@@ -33,6 +39,7 @@ class SimulatedServer:
     load_state: str = "loaded"
     guarded: bool = True
     enabled: bool = False
+    policy: str | None = None
     ready_after: float | None = 5.0
     exits_after: float | None = None
     restarts_itself: bool = False
@@ -43,6 +50,7 @@ class SimulatedServer:
     leaves_worker: bool = False
     worker_exits_after: float | None = None
     worker_ignores_sigterm: bool = False
+    worker_holds_gpu: bool = True
 
     state: str = "inactive"
     since: float = 0.0
@@ -77,6 +85,7 @@ class SimulatedHost:
     """Stands where switchover.Host stands.
 
     `watchdogs`: units that somebody starts again whenever they are down, as a cron job of the operator would.
+    From `silent_from` until `silent_until` the container engine answers nothing.
     """
 
     state_dir: str
@@ -96,6 +105,9 @@ class SimulatedHost:
     watchdogs: tuple[str, ...] = ()
     strangers: list[Process] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
+    policies: list[tuple[str, str]] = field(default_factory=list)
+    silent_from: float = 0.0
+    silent_until: float = 0.0
 
     def tick(self) -> None:
         """Every call counts: the program can be killed at any of them."""
@@ -135,7 +147,7 @@ class SimulatedHost:
 
     def _launch(self, server: SimulatedServer) -> None:
         allowed, _ = gate.may_start(server.unit, self.state_dir, self.run_dir)
-        if server.guarded and not allowed:
+        if server.policy is None and server.guarded and not allowed:
             server.state, server.result = "inactive", "exec-condition"
             return
         server.generation += 1
@@ -145,8 +157,16 @@ class SimulatedHost:
 
     # ---- what the program calls ----
 
-    def show(self, unit: str) -> Unit:
+    def _silent(self, server: dict | str) -> None:
+        container = not isinstance(server, str) and is_container(server)
+        if container and self.silent_from <= self.clock < self.silent_until:
+            self.clock += 30.0
+            raise EngineSilent("simulated docker doesn't answer")
+
+    def show(self, unit: dict | str) -> Unit:
         self.tick()
+        self._silent(unit)
+        unit = _name(unit)
         server = self.servers.get(unit)
         if server is None:
             return Unit(unit, "not-found", "inactive", "dead", 0, 0, "", "", "success", "", 0, False)
@@ -155,26 +175,42 @@ class SimulatedHost:
         group = server.group if server.up else ""
         return Unit(
             unit, server.load_state, active, "", main, server.restarts, group, "", server.result,
-            "enabled" if server.enabled else "disabled", 0, server.guarded,
+            server.policy or ("enabled" if server.enabled else "disabled"), 0, server.guarded,
         )  # fmt: skip
 
-    def start(self, unit: str) -> None:
+    def check_container(self, server: dict) -> None:
+        self.show(server)
+
+    def set_restart_policy(self, server: dict, policy: str) -> None:
+        found = self.servers[server["unit"]]
+        if found.policy is None:
+            return
+        self._silent(server)
         self.tick()
-        server = self.servers[unit]
+        if policy != found.policy:
+            found.policy = policy
+            self.policies.append((server["unit"], policy))
+        self.tick()
+
+    def start(self, unit: dict | str) -> None:
+        self.tick()
+        self._silent(unit)
+        server = self.servers[_name(unit)]
         if not server.up:
             server.restarts = 0
             self._launch(server)
 
-    def stop(self, unit: str) -> None:
+    def stop(self, unit: dict) -> None:
         self.tick()
-        server = self.servers[unit]
+        self._silent(unit)
+        server = self.servers[_name(unit)]
         if server.state == "running":
             server.state, server.since = "stopping", self.clock
             self.signals += [(process.pid, "SIGTERM") for process in server.processes()]
 
-    def kill_group(self, unit: str) -> None:
+    def kill_group(self, unit: dict) -> None:
         self.tick()
-        server = self.servers[unit]
+        server = self.servers[_name(unit)]
         self.signals += [(process.pid, "SIGKILL") for process in server.processes()]
         if server.up and server.dies_of_sigkill:
             self._end(server, "failed")
@@ -218,7 +254,8 @@ class SimulatedHost:
         self.tick()
         used = 1
         for server in self.servers.values():
-            if server.up or server.worker_left or self.clock < server.memory_until:
+            left = server.worker_left and server.worker_holds_gpu
+            if server.up or left or self.clock < server.memory_until:
                 used += server.memory_mib
         return [
             Gpu(
@@ -238,7 +275,7 @@ class SimulatedHost:
         holders = [
             server.processes()[1] if server.up else server.worker_left
             for server in self.servers.values()
-            if server.up or server.worker_left
+            if server.up or (server.worker_left and server.worker_holds_gpu)
         ]
         return [
             GpuProcess(process.pid, f"GPU-{index}", index, "python3", 40000, process.user, process.command)
@@ -250,9 +287,9 @@ class SimulatedHost:
         self.tick()
         return "s=1"
 
-    def journal_tail(self, unit: str, cursor: str | None = None, lines: int = 30) -> list[str]:
+    def log_tail(self, server: dict, cursor: str | None = None, lines: int = 30) -> list[str]:
         self.tick()
-        return [f"simulated log of {unit}"]
+        return [f"simulated log of {server['unit']}"]
 
     def not_ready(self, server: dict) -> str | None:
         self.tick()
@@ -301,7 +338,7 @@ class SimulatedHost:
         self.clock = 30.0
         self.kill_at_call = None
         for server in self.servers.values():
-            if server.enabled:
+            if server.enabled or server.policy in ("always", "unless-stopped"):
                 self.start(server.unit)
         chosen = store.serving()
         if chosen and chosen["serving"]["unit"].startswith(gate.OUR_UNITS):

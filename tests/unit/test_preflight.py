@@ -503,3 +503,15 @@ def test_a_target_is_looked_into(monkeypatch, tmp_path, target):
     (target / "config.json").unlink()
     seen = look(monkeypatch, tmp_path, tmp_path / "none", target=str(target))
     assert (seen.target_missing, seen.target_unreadable) == (["config.json"], None)
+
+
+def test_a_container_of_the_server_before_is_no_stranger():
+    """Its cgroup need not be a unit (/docker/<id>), and the engine holds its port."""
+    group = "/docker/3f4c"
+    wanted = replace(WANTED, known_units=("sglang",), known_group=group)
+    inside = process(unit=None, cgroup=f"{group}/worker")
+    proxy = listener(unit="docker.service", own=True)
+    assert judge(host(processes=[inside], listeners=[proxy]), wanted) == []
+    other = process(unit=None, cgroup="/docker/3f4cd", command="python3 other.py")
+    (found,) = judge(host(processes=[inside, other]), wanted)
+    assert "python3 other.py" in str(found)

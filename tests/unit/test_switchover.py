@@ -361,6 +361,18 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_its_grace(bed):
     ]
 
 
+def test_what_the_old_server_left_and_holds_neither_gpu_nor_port_is_left_alone(bed):
+    """It is in nobody's way: the GPUs and the port are what the new server needs, not a clean process list."""
+    bed.old.leaves_worker, bed.old.worker_holds_gpu = True, False
+    record = bed.switch()
+    assert record["state"] == "CONFIRMED"
+    assert record["killed"] == []
+    assert bed.host.signals == [(1010, "SIGTERM"), (1011, "SIGTERM")], (
+        "the stop of the unit, and nothing after it"
+    )
+    assert bed.old.worker_left is not None
+
+
 def test_a_worker_that_exits_by_itself_within_its_grace_is_not_killed(bed):
     bed.old.leaves_worker, bed.old.worker_ignores_sigterm, bed.old.worker_exits_after = True, True, 8.0
     record = bed.switch()

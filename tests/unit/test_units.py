@@ -113,21 +113,28 @@ TCP6 = """\
 
 
 def test_listeners_are_read():
-    assert units.parse_listeners(TCP, 30000) == [("127.0.0.1", "111")]
-    assert units.parse_listeners(TCP6, 30000) == [("::", "114"), ("fe80::5054:ff:fe1d:adb6", "115")]
+    assert units.parse_listeners(TCP, 30000) == [("127.0.0.1", 30000, "111")]
+    assert units.parse_listeners(TCP6, 30000) == [
+        ("::", 30000, "114"),
+        ("fe80::5054:ff:fe1d:adb6", 30000, "115"),
+    ]
     assert units.parse_listeners(TCP, 22) == []
+    assert [port for _, port, _ in units.parse_listeners(TCP)] == [30000, 30001]
 
 
 def test_who_listens_on_a_real_socket():
+    us = units.Process(os.getpid(), 0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
         assert units.listeners(port) == [], "bound is not listening"
         server.listen()
         (found,) = units.listeners(port)
+        assert f"127.0.0.1:{port}" in units.listens_at([us])
     assert (found.address, found.port, found.pid) == ("127.0.0.1", port, os.getpid())
     assert "pytest" in found.command
     assert units.listeners(port) == []
+    assert f"127.0.0.1:{port}" not in units.listens_at([us])
 
 
 @pytest.fixture

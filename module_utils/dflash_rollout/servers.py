@@ -1,0 +1,77 @@
+"""A server by its description, whatever runs it: a systemd unit, or a container of docker or podman. The one place
+that looks at `runtime`."""
+
+from __future__ import annotations
+
+from . import containers, units
+
+SYSTEMD = "systemd"
+RUNTIMES = (SYSTEMD, *containers.ENGINES)
+
+
+def runtime(server: dict) -> str:
+    """ "systemd", "docker" or "podman"."""
+    return server.get("runtime") or SYSTEMD
+
+
+def is_container(server: dict | None) -> bool:
+    """Whether nothing but its restart policy keeps the server from starting by itself."""
+    return server is not None and runtime(server) != SYSTEMD
+
+
+def show(server: dict) -> units.Unit:
+    """Its state. Raises RolloutError when systemd or the engine doesn't answer."""
+    if is_container(server):
+        return containers.show(server["runtime"], server["unit"])
+    return units.show(server["unit"])
+
+
+def start(server: dict) -> None:
+    """Start it, or queue that. Doesn't wait until it serves."""
+    if is_container(server):
+        containers.start(server["runtime"], server["unit"])
+    else:
+        units.start(server["unit"])
+
+
+def stop(server: dict) -> None:
+    """SIGTERM, without waiting."""
+    if is_container(server):
+        containers.stop(server["runtime"], server["unit"])
+    else:
+        units.stop(server["unit"])
+
+
+def kill_group(server: dict) -> None:
+    """SIGKILL to all of it."""
+    if is_container(server):
+        containers.kill(server["runtime"], server["unit"])
+    else:
+        units.kill_group(server["unit"])
+
+
+def log_tail(server: dict, cursor: str | None = None, lines: int = 30) -> list[str]:
+    """The last lines of its log; of a unit's those after `cursor` (units.journal_cursor)."""
+    if is_container(server):
+        return containers.logs(server["runtime"], server["unit"], lines)
+    return units.journal_tail(server["unit"], cursor, lines)
+
+
+def check_container(server: dict) -> None:
+    """Raise RolloutError when a switch could not keep a container down, or not bring it back."""
+    if is_container(server):
+        containers.check(server["runtime"], server["unit"])
+
+
+def set_restart_policy(server: dict, policy: str) -> None:
+    """Set a container's restart policy. A unit has none: its guard is asked instead."""
+    if is_container(server):
+        containers.set_policy(server["runtime"], server["unit"], policy)
+
+
+def command(server: dict, verb: str) -> str:
+    """What an operator types: `verb` is "start", "restart" or "logs"."""
+    name = server["unit"]
+    if is_container(server):
+        return f"{server['runtime']} {verb} {name}"
+    return f"journalctl -u {name}" if verb == "logs" else f"systemctl {verb} {name}"
