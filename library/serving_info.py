@@ -147,6 +147,12 @@ switch_running:
   description: Whether an order is there that has not ended.
   type: bool
   returned: always
+way_back:
+  description: The server before, and why it could not be brought back now (as far as that is known without starting
+    it); null where there is none.
+  type: dict
+  returned: always
+  sample: {unit: sglang.service, problem: null}
 acceptance:
   description: What was measured of how well the serving release drafts, as M(acceptance) keeps it; or null.
   type: dict

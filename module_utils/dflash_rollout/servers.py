@@ -3,7 +3,10 @@ that looks at `runtime`."""
 
 from __future__ import annotations
 
+import os
+
 from . import containers, units
+from .errors import RolloutError
 
 SYSTEMD = "systemd"
 RUNTIMES = (SYSTEMD, *containers.ENGINES)
@@ -61,6 +64,58 @@ def check_container(server: dict) -> None:
     """Raise RolloutError when a switch could not keep a container down, or not bring it back."""
     if is_container(server):
         containers.check(server["runtime"], server["unit"])
+
+
+def check_unit(server: dict, unit: units.Unit) -> None:
+    """Raise RolloutError when a unit could not be started, or would start when it may not."""
+    name = server["unit"]
+    if unit.load_state != "loaded":
+        raise RolloutError(
+            f"{name} can't be used",
+            found=f"LoadState={unit.load_state}",
+            expected="LoadState=loaded",
+            remedy="install or unmask the unit, and run systemctl daemon-reload",
+        )
+    if not unit.guarded:
+        raise RolloutError(
+            f"{name} would start without asking which server is chosen",
+            found="no ExecCondition= of ours in it",
+            expected="ExecCondition= with the program's may-start",
+            remedy="let the roles install the unit or its drop-in, and run systemctl daemon-reload",
+        )
+    gone = [path for path in needed_files(server, unit.program) if not os.path.exists(path)]
+    if gone:
+        raise RolloutError(
+            f"{name} can't be started any more: files that it needs are gone",
+            found=f"no {', no '.join(gone)}",
+            remedy="stage the release again (playbooks/stage.yml)"
+            if server.get("release")
+            else "bring them back, or correct ExecStart= of the unit",
+        )
+
+
+def needed_files(server: dict, program: str) -> list[str]:
+    """What must be there for a start: what ExecStart= runs, and of a release all that it names."""
+    if not program:
+        return []
+    release = server.get("release")
+    before, found, _ = program.partition(f"/{release}/") if release else ("", "", "")
+    inside = ("vllm.yaml", "environment", "drafter/config.json", "drafter/model.safetensors") if found else ()
+    return [program, *(f"{before}/{release}/{name}" for name in inside)]
+
+
+def startable(server: dict) -> str | None:
+    """Why a switch could not go to this server now, or None. Raises RolloutError when nobody can tell."""
+    try:
+        if is_container(server):
+            check_container(server)
+        else:
+            check_unit(server, show(server))
+    except containers.EngineSilent:
+        raise
+    except RolloutError as problem:
+        return str(problem)
+    return None
 
 
 def set_restart_policy(server: dict, policy: str) -> None:

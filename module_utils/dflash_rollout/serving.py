@@ -64,6 +64,7 @@ def inspect_serving(
         "switch": record and {**record, "seconds": seconds_in_states(record)},
         "switch_running": store.running() is not None,
         "acceptance": acceptance.kept(state_dir, store.serving()),
+        "way_back": _way_back(state["previous"]),
     }
     if port:
         asked = {**server, "port": port}
@@ -79,6 +80,11 @@ def inspect_serving(
     proved = result.get("proof", {}).get("proved", False)
     result["advice"] = advice(store, server, found, unproved, looked.refusal, proved)
     return result
+
+
+def _way_back(previous: dict | None) -> dict | None:
+    """Whether the server before could be brought back now, as far as that can be known without starting it."""
+    return previous and {"unit": previous["unit"], "problem": servers.startable(previous)}
 
 
 def _look(serving: dict | None, unit: str | None, runtime: str, port: int | None) -> Found:

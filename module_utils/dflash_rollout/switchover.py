@@ -271,9 +271,9 @@ class Switchover:
         """
         old, new, settings = order["old"], order["new"], order["settings"]
         self.settings = settings
-        self._check_unit(new)
+        self._check_server(new)
         if old is not None:
-            self._check_unit(old)
+            self._check_server(old)
             serving = self.store.serving()
             if serving is not None and serving["serving"]["unit"] != old["unit"]:
                 raise RolloutError(
@@ -303,25 +303,11 @@ class Switchover:
         now = self.host.show(server).enabled
         return {**server, "restart_policy": now if now != "no" else server.get("restart_policy") or "no"}
 
-    def _check_unit(self, server: dict) -> None:
+    def _check_server(self, server: dict) -> None:
         if servers.is_container(server):
             self.host.check_container(server)
-            return
-        unit = self.host.show(server)
-        if unit.load_state != "loaded":
-            raise RolloutError(
-                f"{server['unit']} can't be used",
-                found=f"LoadState={unit.load_state}",
-                expected="LoadState=loaded",
-                remedy="install or unmask the unit, and run systemctl daemon-reload",
-            )
-        if not unit.guarded:
-            raise RolloutError(
-                f"{server['unit']} would start without asking which server is chosen",
-                found="no ExecCondition= of ours in it",
-                expected="ExecCondition= with the program's may-start",
-                remedy="let the roles install the unit or its drop-in, and run systemctl daemon-reload",
-            )
+        else:
+            servers.check_unit(server, self.host.show(server))
 
     def _members(self, server: dict) -> list[units.Process]:
         return self.host.members([self.host.show(server).control_group])

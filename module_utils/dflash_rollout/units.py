@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterable
@@ -28,6 +29,9 @@ _PROPERTIES = {
     "UnitFileState": "enabled",
     "Job": "job",
     "ExecCondition": "guarded",
+    "ExecStart": "program",
+    "RootDirectory": "root_directory",
+    "RootImage": "root_image",
 }
 
 
@@ -37,7 +41,8 @@ class Unit:
 
     `job` is the id of a queued start or stop, 0 where there is none. `guarded`: its ExecCondition= asks the
     program whether it may start. `published`: the ports of the host that the engine forwards into a container,
-    `forwarders` the units whose processes do that.
+    `forwarders` the units whose processes do that. `program`: the file that ExecStart= runs, "" where that is not
+    a file of this root.
     """
 
     unit: str
@@ -54,6 +59,7 @@ class Unit:
     guarded: bool
     published: tuple[int, ...] = ()
     forwarders: tuple[str, ...] = ()
+    program: str = ""
 
     def forwards(self, listener: Listener) -> bool:
         """Whether that listener is the engine's, for a port that this container publishes."""
@@ -130,7 +136,11 @@ def parse_unit(name: str, text: str) -> Unit:
             values[_PROPERTIES[key]] = value.strip()
     numbers = {key: int(values.pop(key) or 0) for key in ("main_pid", "restarts", "job")}
     guarded = " may-start " in values.pop("guarded")
-    return Unit(unit=name, **values, **numbers, guarded=guarded)
+    path = re.match(r"\{ path=(/.*?) ; argv", values.pop("program"))
+    other_root = values.pop("root_directory") or values.pop("root_image")
+    values.pop("root_image", None)
+    program = path[1] if path and not other_root else ""
+    return Unit(unit=name, **values, **numbers, guarded=guarded, program=program)
 
 
 def show(unit: str) -> Unit:

@@ -25,6 +25,7 @@ InvocationID=6f2c
 Result=success
 UnitFileState=enabled
 Job=41
+ExecStart={ path=/opt/sg lang/bin/python ; argv[]=/opt/sg lang/bin/python -m sglang.launch_server ; ignore_errors=no }
 ExecCondition={ path=/bin/sh ; argv[]=/bin/sh -c program may-start sglang.service ; ignore_errors=no }
 """
 
@@ -33,9 +34,14 @@ def test_a_unit_is_read():
     unit = units.parse_unit("sglang.service", SHOW)
     assert unit == units.Unit(
         "sglang.service", "loaded", "active", "running", 812, 3, "/system.slice/sglang.service", "6f2c",
-        "success", "enabled", 41, True,
+        "success", "enabled", 41, True, program="/opt/sg lang/bin/python",
     )  # fmt: skip
     assert unit.running
+
+
+@pytest.mark.parametrize("line", ["RootDirectory=/srv/root", "RootImage=/srv/root.img", "ExecStart="])
+def test_a_program_of_another_root_is_not_looked_for(line):
+    assert units.parse_unit("x.service", f"{SHOW}{line}\n").program == ""
 
 
 def test_a_unit_that_is_not_there():
