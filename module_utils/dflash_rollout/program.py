@@ -3,6 +3,7 @@
 switch            carry out the pending order, or resume it (what llm-switchover.service runs)
 may-start UNIT    exit 0 when the unit may start now, 1 when not (asked by ExecCondition=)
 serve-boot        start what the last confirmed switch chose (what llm-serving.service runs)
+rollback          switch to the server before, follow it to its end, say the outcome
 status            JSON: what serves and served before, the last switch, what to do; exit 1 if there is any
 prove             prove what serves, or a server described with --server JSON; exit 1 if it isn't proved
 inspect FILE      what a drafter's tensors say and what they don't (inspect --help)
@@ -33,7 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
         from . import drafter_cli
 
         return drafter_cli.main(words)
-    verbs = {"switch": _switch, "serve-boot": _serve_boot, "status": _status, "prove": _prove}
+    verbs = {
+        "switch": _switch,
+        "serve-boot": _serve_boot,
+        "rollback": _rollback,
+        "status": _status,
+        "prove": _prove,
+    }
     if verb not in verbs or rest:
         print(__doc__, file=sys.stderr)
         return 2
@@ -65,7 +72,6 @@ def _switch(store, options: dict) -> int:
     import os
 
     from .serving import outcome_text
-    from .switch_state import CONFIRMED, REFUSED, ROLLED_BACK, STRANDED
     from .switchover import Switchover
 
     store.make_directories()
@@ -90,8 +96,42 @@ def _switch(store, options: dict) -> int:
         return 0
     # The log lines below it stand in the journal already.
     print(outcome_text(record).splitlines()[0], flush=True)
-    exits = {REFUSED: EXIT_REFUSED, ROLLED_BACK: EXIT_ROLLED_BACK, STRANDED: EXIT_STRANDED, CONFIRMED: 0}
-    return exits[record["state"]]
+    return _exit_status(record["state"])
+
+
+def _exit_status(outcome: str) -> int:
+    from .switch_state import REFUSED, ROLLED_BACK, STRANDED
+
+    return {REFUSED: EXIT_REFUSED, ROLLED_BACK: EXIT_ROLLED_BACK, STRANDED: EXIT_STRANDED}.get(outcome, 0)
+
+
+def _rollback(store, options: dict) -> int:
+    from .errors import RolloutError
+    from .orders import order_switch
+    from .store import SETTINGS_SPEC, complete
+
+    state = store.serving()
+    if state is None or state["previous"] is None:
+        raise RolloutError(
+            "This host has no server to go back to",
+            found=f"{state['serving']['unit']} serves, and none before it"
+            if state
+            else "no confirmed switch",
+            remedy="status says what serves; to take another server, run site.yml",
+        )
+    print(f"From {state['serving']['unit']} back to {state['previous']['unit']}", flush=True)
+    _, result = order_switch(
+        check_mode=False,
+        old=state["serving"],
+        new=state["previous"],
+        # Who goes back does so because what serves is not well: that it can't be proved is no reason to stay.
+        settings=complete(SETTINGS_SPEC, {"accept_unproven_old": True}),
+        state_dir=store.state_dir,
+        id=None,
+        follow_timeout=float("inf"),
+    )
+    print(result.get("msg") or result["outcome"])
+    return _exit_status(result["outcome"])
 
 
 def _serve_boot(store, options: dict) -> int:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import sysconfig
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,8 +31,12 @@ def ask(base: str, path: str, body: dict | None = None, timeout: float = 120) ->
     """One request; raises for any status but 200."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(base + path, data, {"Content-Type": "application/json"})  # noqa: S310
-    with _OPENER.open(request, timeout=timeout) as answer:
-        return answer.read()
+    try:
+        with _OPENER.open(request, timeout=timeout) as answer:
+            return answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(f"{base}{path} answered {error.code}: {error.read(500)!r}") from error
 
 
 def counters(base: str) -> dict[str, float]:
@@ -84,8 +90,9 @@ def load(base: str, model: str, prompts: list, tokens: int, at_a_time: int) -> d
     }
 
 
-def source_prompts(count: int, length: int, folder: Path = Path("/usr/lib/python3.12")) -> list[str]:
-    """ASCII pieces of Python's own standard library, always the same: what the tiny pair was trained on."""
+def source_prompts(count: int, length: int) -> list[str]:
+    """ASCII pieces of Python's own standard library, the same for one version of it: what the tiny pair knows."""
+    folder = Path(sysconfig.get_path("stdlib"))
     text = "".join(
         path.read_text(errors="replace")
         for path in sorted(folder.glob("*.py"))

@@ -38,7 +38,7 @@ FROM_IMAGE = _words("""
 """)
 LEFT_OUT = _words("""
     flashinfer-cubin flashinfer-python nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cudnn-frontend
-    cuda-python cuda-tile z3-solver tilelang torch-c-dlpack-ext quack-kernels fastsafetensors pycountry
+    cuda-python cuda-tile z3-solver tilelang torch-c-dlpack-ext quack-kernels fastsafetensors
 """)
 
 # systemd, sshd and what the roles use, with the libraries that a container image tends to lack. A file that the

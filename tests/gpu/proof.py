@@ -196,6 +196,8 @@ class Session:
         about["sudo"] = self.check_sudo()
         about["ensurepip"] = self.check_ensurepip()
         self.note("machine", **about)
+        if about.get("probe", {}).get("rc"):
+            raise SystemExit(f"the venv doesn't pass the role's probe: {about['probe']['stderr'][-600:]}")
         log(f"guest up: {json.dumps({k: v for k, v in about.items() if k != 'not_as_locked'})[:1500]}")
         self.guest.run("systemctl", "enable", "--now", "sglang.service")
         log(f"stand-in ready after {self.wait_model(MODEL_ID, 90):.1f} s")
@@ -250,8 +252,8 @@ class Session:
 
     # --- pieces of runs ------------------------------------------------------------------------------------
 
-    def wait_model(self, model: str, seconds: float, port: int = PORT) -> float:
-        """Seconds until /v1/models names `model` there."""
+    def wait_model(self, model: str, seconds: float, port: int = PORT, unit: str = "sglang.service") -> float:
+        """Seconds until /v1/models names `model` there. Raises at once when the unit has failed."""
         begin = time.monotonic()
         while time.monotonic() - begin < min(seconds, self.left()):
             try:
@@ -259,7 +261,12 @@ class Session:
                 if model in [found["id"] for found in answer["data"]]:
                     return time.monotonic() - begin
             except (OSError, ValueError):
-                pass
+                state = self.guest.run("systemctl", "is-failed", unit, check=False).strip()
+                if state == "failed":
+                    tail = self.guest.run(
+                        "journalctl", "--no-pager", "-o", "cat", "-n", "12", "-u", unit, check=False
+                    )
+                    raise RuntimeError(f"{unit} failed: {tail[-1500:]}") from None
             time.sleep(0.1)
         raise RuntimeError(f"no {model} on port {port} within {seconds} s")
 
@@ -564,7 +571,7 @@ def variants(session: Session) -> None:
         )
     for name, port in ports.items():
         try:
-            session.wait_model(name, 150, port)
+            session.wait_model(name, 150, port, f"variant-{name}.service")
         except RuntimeError as error:
             session.note("variants", **{name: {"error": str(error)}})
     log(f"variants started after {time.time() - begin:.1f} s")
@@ -634,7 +641,7 @@ def canonical(session: Session) -> None:
     begin = time.time()
     session.guest.run("systemctl", "restart", unit, timeout=60)
     model = (session.guest.read_json(f"{STATE}/serving.json") or {})["serving"]["model_id"]
-    seconds = session.wait_model(model, 400)
+    seconds = session.wait_model(model, 400, unit=unit)
     session.note("canonical", warm_seconds=round(seconds, 1), warm_start=session.phases_of_start(unit, begin))
 
 
@@ -654,6 +661,9 @@ def run_phases(args: argparse.Namespace) -> int:
                 continue
             log(f"phase {name}, {session.left():.0f} s left")
             begin = time.monotonic()
+            if name != "rollout" and not session.guest.read_json(f"{STATE}/serving.json"):
+                session.note(name, error="left out: no roll-out was confirmed before")
+                continue
             try:
                 PHASES[name](session)
             except Exception:  # the next phase may still tell something

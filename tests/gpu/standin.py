@@ -36,15 +36,10 @@ class Model:
         """The continuation of `prompt`, at most `tokens` tokens."""
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         with self.lock, self.torch.inference_mode():
-            given = self.torch.tensor([ids], device="cuda")
-            found = self.model.generate(
-                given,
-                do_sample=False,
-                attention_mask=self.torch.ones_like(given),
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                pad_token_id=0,
-            )
+            found = self.torch.tensor([ids], device="cuda")
+            for _ in range(tokens):
+                logits = self.model(input_ids=found, use_cache=False).logits
+                found = self.torch.cat([found, logits[:, -1:].argmax(-1)], 1)
         return self.tokenizer.decode(found[0, len(ids) :].tolist())
 
 

@@ -75,3 +75,30 @@ def test_may_start_loads_nothing_but_the_gate(tmp_path):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "0 ['gate', 'program']"
+
+
+def test_rollback_without_a_server_before_is_refused_in_words(tmp_path, capsys):
+    place = ["--state", str(tmp_path), "--run", str(tmp_path / "run")]
+    assert program.main([*place, "rollback"]) == program.EXIT_REFUSED
+    assert "no server to go back to. Found: no confirmed switch" in capsys.readouterr().err
+    (tmp_path / "serving.json").write_text(
+        json.dumps({"serving": {"unit": "sglang.service"}, "previous": None, "switch_id": "x"})
+    )
+    assert program.main([*place, "rollback"]) == program.EXIT_REFUSED
+    assert "Found: sglang.service serves, and none before it" in capsys.readouterr().err
+
+
+def test_rollback_orders_the_way_back_and_ends_as_it_does(tmp_path, capsys, monkeypatch):
+    state = {"serving": {"unit": "new.service"}, "previous": {"unit": "old.service"}, "switch_id": "x"}
+    (tmp_path / "serving.json").write_text(json.dumps(state))
+    asked = {}
+
+    def order_switch(**order):
+        asked.update(order)
+        return True, {"outcome": "ROLLED_BACK", "msg": "new.service serves again"}
+
+    monkeypatch.setattr("dflash_rollout.orders.order_switch", order_switch)
+    assert program.main(["--state", str(tmp_path), "rollback"]) == program.EXIT_ROLLED_BACK
+    assert (asked["old"], asked["new"]) == (state["serving"], state["previous"])
+    assert asked["settings"]["accept_unproven_old"] is True
+    assert "new.service serves again" in capsys.readouterr().out
