@@ -4,7 +4,7 @@
     proof.py pack --pair DIR [--into DIR] [--uv PROGRAM]      where packages can be had
     proof.py receive PIECES                                    on the GPU machine, once for each transfer
     proof.py prepare                                           there, once
-    proof.py run --out DIR [--until SECONDS] PHASE…            there; phases: rollout faults variants canonical
+    proof.py run --out DIR [--until SECONDS] PHASE…            there; phases: rollout gate faults variants canonical
 
 Standard library only, root, Python >= 3.11.
 """
@@ -12,11 +12,13 @@ Standard library only, root, Python >= 3.11.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -250,6 +252,17 @@ class Session:
         finally:
             self.guest.down()
 
+    @contextlib.contextmanager
+    def quiet(self):
+        """While speed is measured nobody asks the driver ten times a second."""
+        for watcher in self.watchers:
+            watcher.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for watcher in self.watchers:
+                watcher.send_signal(signal.SIGCONT)
+
     # --- pieces of runs ------------------------------------------------------------------------------------
 
     def wait_model(self, model: str, seconds: float, port: int = PORT, unit: str = "sglang.service") -> float:
@@ -329,9 +342,8 @@ class Session:
             "switch": seconds_in_states(fresh) if fresh else [],
             "launch_check": self.launch_check(text),
             "gpu_memory": self.memory_of_states(fresh),
-            "vram_fit": re.findall(
-                r"^ +- '?(.*?)'?$", text.partition("Show where the memory")[2].partition("TASK")[0], re.M
-            ),
+            "acceptance": said(text, "Say how well it drafts"),
+            "vram_fit": said(text, "Show where the memory of a GPU goes"),
         }
         log(f"{name}: {playbook} rc {rc}, {taken} s, {found['state']}: {found['cause'] or found['switch']}")
         if rc and not fresh:
@@ -371,6 +383,13 @@ class Session:
             "journalctl", "--no-pager", "-o", "short-unix", "-u", unit, f"--since=@{int(since)}", check=False
         )
         return start_phases(text)
+
+
+def said(text: str, task: str) -> list[str]:
+    """The message of the last debug task of that name in an ansible log, by lines."""
+    part = text.rpartition(f"{task}] *")[2] if f"{task}] *" in text else ""
+    lines = part.partition("\nTASK")[0].partition("\nPLAY")[0].partition("msg:")[2].splitlines()
+    return [line.strip(" -'").replace("''", "'") for line in lines if line.strip()]
 
 
 START_LINES = {
@@ -429,9 +448,27 @@ def rollout(session: Session) -> None:
     session.note("rollout", start=session.phases_of_start(release["unit"], begin))
     # Some tokens, so that the counters say something of the very server that was rolled out.
     prompts = json.loads((DATA / "pair/prompt_ids.json").read_text())
-    served = measure.load(f"http://127.0.0.1:{PORT}", MODEL_ID, prompts, 256, 1)
+    with session.quiet():
+        served = measure.load(f"http://127.0.0.1:{PORT}", MODEL_ID, prompts, 256, 1)
     served.pop("texts")
     session.note("rollout", served=served, second_run=session.play("second", "site.yml", TINY, 120))
+
+
+def gate(session: Session) -> None:
+    """The same drafter with a wrong mask token, with the acceptance gate set to enforce: it has to go back.
+
+    What it is compared with is what the gate itself measured of the right one in the second run of `rollout`.
+    """
+    wrong = {
+        **TINY,
+        "drafter_profile": {**TINY["drafter_profile"], "mask_token_id": 257},  # type: ignore[dict-item]
+        "switchover_acceptance": "enforce",
+    }
+    before = session.guest.read_json(f"{STATE}/serving.json") or {}
+    found = session.play("gate", "site.yml", wrong, 240)
+    after = session.guest.read_json(f"{STATE}/serving.json") or {}
+    units = [(serving.get("serving") or {}).get("unit") for serving in (before, after)]
+    session.note("gate", wrong_mask=found, serving_before=units[0], serving_after=units[1])
 
 
 def faults(session: Session) -> None:
@@ -583,12 +620,13 @@ def variants(session: Session) -> None:
         base = f"http://127.0.0.1:{port}"
         if session.left() < 25 or name in session.results.get("variants", {}):
             continue
-        measure.load(base, name, short[:4], 64, 1)
-        found = {
-            "one_at_a_time": measure.load(base, name, short, 256, 1),
-            "short": measure.load(base, name, more, 256, 16),
-            "long": measure.load(base, name, long, 512, 16),
-        }
+        with session.quiet():
+            measure.load(base, name, short[:4], 64, 1)
+            found = {
+                "one_at_a_time": measure.load(base, name, short, 256, 1),
+                "short": measure.load(base, name, more, 256, 16),
+                "long": measure.load(base, name, long, 512, 16),
+            }
         texts[name] = found["one_at_a_time"]["texts"]
         for part in found.values():
             part.pop("texts")
@@ -645,7 +683,7 @@ def canonical(session: Session) -> None:
     session.note("canonical", warm_seconds=round(seconds, 1), warm_start=session.phases_of_start(unit, begin))
 
 
-PHASES = {"rollout": rollout, "faults": faults, "variants": variants, "canonical": canonical}
+PHASES = {"rollout": rollout, "gate": gate, "faults": faults, "variants": variants, "canonical": canonical}
 
 
 def run_phases(args: argparse.Namespace) -> int:
