@@ -198,6 +198,13 @@ class Guest:
                 return int(init.read_text().split()[0])
         raise RuntimeError("the guest is off")
 
+    def is_on(self) -> bool:
+        """Does it run, whoever started it?"""
+        try:
+            return self.pid() > 0
+        except (RuntimeError, OSError, IndexError):
+            return False
+
     def down(self) -> None:
         """End the guest with all its processes, unmount its disk, remove it."""
         kill_cgroup(self.group)

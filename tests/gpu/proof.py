@@ -120,7 +120,9 @@ class Session:
     def __init__(self, out: Path, until: float, gib: float):
         self.out, self.gib = out, gib
         self.deadline = time.monotonic() + until
-        self.results: dict[str, object] = {}
+        # A session may go on in a guest that an earlier one kept.
+        kept = out / "results.json"
+        self.results: dict[str, object] = json.loads(kept.read_text()) if kept.exists() else {}
         self.guest = Guest(BASE / "guest", [Path(layer) for layer in LAYERS])
         self.watchers: list[subprocess.Popen] = []
         self.login = {"ansible_user": "ops", "ansible_become": True}
@@ -154,17 +156,7 @@ class Session:
                 "[Install]\nWantedBy=multi-user.target\n"
             )
         seconds = self.guest.boot([str(DATA), str(REPO)])
-        query = "nvidia-smi", "--format=csv,noheader,nounits"
-        for name, what, every in (
-            ("gpu-memory.csv", "--query-gpu=timestamp,memory.used", 100),
-            ("gpu-processes.csv", "--query-compute-apps=timestamp,pid,process_name,used_memory", 500),
-        ):
-            with (self.out / name).open("w") as file, open(os.devnull, "wb") as null:
-                try:
-                    watcher = subprocess.Popen([*query, what, f"-lms={every}"], stdout=file, stderr=null)
-                except FileNotFoundError:
-                    continue
-                self.watchers.append(watcher)
+        self.watch()
         about = {
             "date": time.strftime("%Y-%m-%d"),
             "kernel": os.uname().release,
@@ -212,6 +204,20 @@ class Session:
         self.note("machine", stand_in={"main_pid": main, "nvidia_smi_in_the_guest": pids.splitlines()})
         log(f"stand-in is pid {main} in the guest, nvidia-smi says {pids.splitlines()}")
 
+    def watch(self) -> None:
+        """Write down the GPU's memory and who holds it, until `end`."""
+        query = "nvidia-smi", "--format=csv,noheader,nounits"
+        for name, what, every in (
+            ("gpu-memory.csv", "--query-gpu=timestamp,memory.used", 100),
+            ("gpu-processes.csv", "--query-compute-apps=timestamp,pid,process_name,used_memory", 500),
+        ):
+            with (self.out / name).open("a") as file, open(os.devnull, "wb") as null:
+                try:
+                    watcher = subprocess.Popen([*query, what, f"-lms={every}"], stdout=file, stderr=null)
+                except FileNotFoundError:
+                    continue
+                self.watchers.append(watcher)
+
     def check_sudo(self) -> str:
         """Log in as ops, who must sudo; as root where the image's PAM and the carried sudo don't go together."""
         tried = self.guest.run(
@@ -236,20 +242,16 @@ class Session:
         )
         return "a stand-in"
 
-    def end(self) -> None:
-        """Keep logs, take everything away."""
+    def end(self, keep: bool = False) -> None:
+        """Write the journal, take everything away; with `keep` the guest stays for a next session."""
         for watcher in self.watchers:
             watcher.kill()
             watcher.wait()
-        if self.guest.process is None:
-            self.guest.down()
-            return
-        try:
-            journal = self.guest.run(
-                "journalctl", "--no-pager", "-o", "short-precise", check=False, timeout=20
-            )
-            (self.out / "journal.log").write_text(journal[-12_000_000:])
-        finally:
+        if self.guest.is_on():
+            words = "journalctl", "--no-pager", "--output=short-precise"
+            with (self.out / "journal.log").open("w") as file:
+                subprocess.run(["timeout", "20", *self.guest.command(*words)], stdout=file, check=False)
+        if not keep:
             self.guest.down()
 
     @contextlib.contextmanager
@@ -688,11 +690,17 @@ PHASES = {"rollout": rollout, "gate": gate, "faults": faults, "variants": varian
 
 def run_phases(args: argparse.Namespace) -> int:
     """Boot, run the phases in order, keep what was found whatever happens."""
+    if unknown := set(args.phases) - set(PHASES):
+        raise SystemExit(f"no such phase: {', '.join(unknown)}; there are {', '.join(PHASES)}")
     args.out.mkdir(parents=True, exist_ok=True)
     session = Session(args.out, args.until, args.gib)
     failed = 0
     try:
-        session.start()
+        if session.guest.is_on():
+            log(f"going on in the guest that is there; sudo {session.check_sudo()}")
+            session.watch()
+        else:
+            session.start()
         for name in args.phases:
             if session.left() < 30:
                 session.note(name, error="no time left")
@@ -710,7 +718,7 @@ def run_phases(args: argparse.Namespace) -> int:
                 log(traceback.format_exc())
             session.note(name, phase_seconds=round(time.monotonic() - begin, 1))
     finally:
-        session.end()
+        session.end(args.keep)
         session.save()
     return 1 if failed else 0
 
@@ -740,7 +748,8 @@ def main() -> int:
     verb.add_argument(
         "--gib", type=float, default=100, help="GPU memory that the stand-in holds beside its model"
     )
-    verb.add_argument("phases", nargs="+", choices=PHASES)
+    verb.add_argument("--keep", action="store_true", help="leave the guest on: the next run goes on in it")
+    verb.add_argument("phases", nargs="*", help=" ".join(PHASES))
     verb.set_defaults(function=run_phases)
     args = parser.parse_args()
     os.umask(0o022)
