@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
     ("fault", "words"),
     [
         ({"exit_at_start": True}, ["ROLLED_BACK", "simulated"]),
-        ({"never_ready": True}, ["ROLLED_BACK", "ready"]),
+        ({"never_ready": True}, ["ROLLED_BACK", "ready", "NEW_STARTED for"]),
         ({"broken_tool_call": True}, ["ROLLED_BACK", "broken tool call"]),
     ],
     ids=["exits at start", "never ready", "broken tool calls"],
