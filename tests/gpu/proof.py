@@ -639,8 +639,10 @@ def variants(session: Session) -> None:
         log(f"variant {name}: {json.dumps(found)[:700]}")
     for name in ports:
         session.guest.run("systemctl", "stop", f"variant-{name}.service", check=False)
-    # As it was: the next phase rolls out again.
-    session.guest.run("systemctl", "start", serving.get("unit") or "sglang.service", check=False)
+    # As it was: the next phase rolls out from a server that answers.
+    unit = serving.get("unit") or "sglang.service"
+    session.guest.run("systemctl", "start", unit, check=False)
+    session.wait_model(serving.get("model_id") or MODEL_ID, 120, unit=unit)
 
 
 def _yaml_as_json(session: Session, path: str) -> str:
