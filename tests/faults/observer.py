@@ -25,7 +25,14 @@ STATE, RUN = "/var/lib/vllm-dflash", "/run/vllm-dflash"
 HOLDS = "/run/simulated-gpu/holds"
 UNSEEN = "/run/simulated-gpu/unseen"
 PORT = 30000
-WATCHED = ("sglang.service", "vllm-dflash@", "llm-switchover.service", "faults-", "ssh.service", "dbus.service")
+WATCHED = (
+    "sglang.service",
+    "vllm-dflash@",
+    "llm-switchover.service",
+    "faults-",
+    "ssh.service",
+    "dbus.service",
+)
 PERIOD_S = 0.1
 
 
@@ -61,18 +68,25 @@ def unit_of(pid: int) -> str:
     return ""
 
 
-def processes(holding: set[int]) -> dict[int, list]:
-    """Those that matter: in a watched unit, or holding GPU memory."""
+def processes(holding: set[int], known: dict[int, tuple[str, float]]) -> dict[int, list]:
+    """Those that matter: in a watched unit, or holding GPU memory. `known`: units of processes, good for a second."""
     found = {}
+    now = time.monotonic()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         pid = int(name)
-        unit = unit_of(pid)
+        unit, until = known.get(pid, ("", 0.0))
+        if now > until:
+            unit = unit_of(pid)
+            # A process that is just being started is not in its unit yet.
+            if unit.endswith(".service"):
+                known[pid] = (unit, now + 1.0)
         if pid not in holding and not unit.startswith(WATCHED):
             continue
         fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
         if not fields or fields[0] in "ZX":
+            known.pop(pid, None)
             continue
         command = (read(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
         found[pid] = [int(fields[19]), unit, command[:200]]
@@ -184,9 +198,10 @@ def main() -> None:
         return
     threading.Thread(target=ask_models, args=(log,), daemon=True).start()
     following = time.monotonic()
+    known: dict[int, tuple[str, float]] = {}
     while True:
         held = holds()
-        procs = processes({pid for pid, _, _ in held})
+        procs = processes({pid for pid, _, _ in held}, known)
         log.write(
             "sample",
             procs=procs,
