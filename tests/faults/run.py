@@ -376,7 +376,7 @@ class Bench:
             "for unit in faults-watchdog.service 'faults-foreign*.service'; do systemctl kill -s SIGKILL \"$unit\" 2>/dev/null; done;"
             "rm -f /run/simulated-gpu/unseen /run/faults/clock /var/lib/vllm-dflash/filler;"
             "mount -o remount,rw /var/lib/vllm-dflash 2>/dev/null;"
-            "systemctl unmask --runtime -q sglang.service; test ! -e /run/faults/mask || { rm -f /run/faults/mask; systemctl daemon-reload; }; true"
+            "test ! -e /opt/faults/sglang.service.away || mv -f /opt/faults/sglang.service.away /etc/systemd/system/sglang.service; systemctl daemon-reload"
         )
         self.put("/etc/simulated-gpu/faults.json", json.dumps(QUICK))
         self.sh(

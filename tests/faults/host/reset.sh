@@ -15,6 +15,7 @@ rm -f /run/simulated-gpu/unseen /var/log/faults-signals.jsonl
 while umount -l /var/lib/vllm-dflash 2>/dev/null; do :; done
 rm -rf /var/lib/vllm-dflash/serving.json /var/lib/vllm-dflash/switch /run/vllm-dflash
 mkdir -p /var/lib/vllm-dflash/switch
+test ! -e /opt/faults/sglang.service.away || mv -f /opt/faults/sglang.service.away /etc/systemd/system/sglang.service
 rm -f /etc/systemd/system/*.d/95-faults-cell.conf
 printf '%s' "$1" > /etc/simulated-gpu/faults.json
 systemctl daemon-reload
