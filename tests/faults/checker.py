@@ -9,6 +9,8 @@ log: the observer's lines (observer.py). facts: {"injected": state or null, "ans
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import re
 
 CHAIN = ["PREPARED", "OLD_STOPPED", "GPU_FREE", "NEW_STARTED", "PROVED", "CONFIRMED"]
@@ -38,7 +40,7 @@ def check(cell: dict, log: list[dict], facts: dict) -> list[str]:
 def _gaps(samples: list[dict]) -> list[str]:
     """An observer that slept could have missed anything."""
     found = []
-    for before, after in zip(samples, samples[1:], strict=False):
+    for before, after in itertools.pairwise(samples):
         if before["boot"] == after["boot"] and after["t"] - before["t"] > 2.0:
             found.append(f"the observer saw nothing for {after['t'] - before['t']:.1f} s at {before['t']}")
     return found
@@ -150,13 +152,11 @@ def _injected(cell: dict, log: list[dict], facts: dict) -> list[str]:
     ):
         found.append("no foreign process was seen on a GPU")
     if kind == "clock":
-        import datetime
-
         times = [
             datetime.datetime.fromisoformat(entry["at"]).timestamp()
             for entry in facts["end"]["record"]["states"]
         ]
-        jumps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        jumps = [after - before for before, after in itertools.pairwise(times)]
         if not any(abs(jump - int(value)) < 600 for jump in jumps):
             found.append(f"the program's clock did not jump by {value} s: {jumps}")
     if kind == "second-refused":

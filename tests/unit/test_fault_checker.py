@@ -16,7 +16,10 @@ from cells import CELLS
 OLD, NEW = "sglang.service", "vllm-dflash@a.service"
 OLD_PROCESSES = {"10": [100, OLD, "launch_server.py"], "11": [101, OLD, "sglang::scheduler_TP0"]}
 NEW_PROCESSES = {"20": [200, NEW, "vllm serve"], "21": [201, NEW, "VLLM::Worker_TP0"]}
-OTHERS = {"5": [50, "dbus.service", "dbus-daemon"], "6": [51, "ssh.service", "sshd: /usr/sbin/sshd -D [listener]"]}
+OTHERS = {
+    "5": [50, "dbus.service", "dbus-daemon"],
+    "6": [51, "ssh.service", "sshd: /usr/sbin/sshd -D [listener]"],
+}
 
 
 def sample(t, processes, listen=(), holds=(), boot="one"):
@@ -37,12 +40,27 @@ class Case:
     def __init__(self, end):
         states = {
             "CONFIRMED": ["PREPARED", "OLD_STOPPED", "GPU_FREE", "NEW_STARTED", "PROVED", "CONFIRMED"],
-            "ROLLED_BACK": ["PREPARED", "OLD_STOPPED", "GPU_FREE", "NEW_STARTED", "ROLLING_BACK", "NEW_GONE", "ROLLED_BACK"],
+            "ROLLED_BACK": [
+                "PREPARED",
+                "OLD_STOPPED",
+                "GPU_FREE",
+                "NEW_STARTED",
+                "ROLLING_BACK",
+                "NEW_GONE",
+                "ROLLED_BACK",
+            ],
             "STRANDED": ["PREPARED", "OLD_STOPPED", "ROLLING_BACK", "NEW_GONE", "STRANDED"],
             "REFUSED": ["REFUSED"],
         }[end]
         cause = None if end == "CONFIRMED" else "the disk is full"
-        self.cell = {"name": "x", "ends": [end], "state": None, "evidence": "", "cause": "disk is full", "old": {}}
+        self.cell = {
+            "name": "x",
+            "ends": [end],
+            "state": None,
+            "evidence": "",
+            "cause": "disk is full",
+            "old": {},
+        }
         self.log = [{"kind": "note", "what": "order"}]
         self.log += [sample(n / 10, OLD_PROCESSES, [10], [11]) for n in range(10)]
         if end != "REFUSED":
@@ -257,7 +275,11 @@ def test_each_violation_is_found(spoil, words):
 def test_a_question_whether_it_may_start_is_no_second_server():
     case = Case("CONFIRMED")
     for entry in case.samples()[22:26]:
-        entry["procs"]["40"] = [400, OLD, "/usr/bin/python3 -IB /opt/vllm-dflash/program may-start sglang.service"]
+        entry["procs"]["40"] = [
+            400,
+            OLD,
+            "/usr/bin/python3 -IB /opt/vllm-dflash/program may-start sglang.service",
+        ]
     assert case.check() == []
 
 

@@ -12,12 +12,11 @@ import os
 import sys
 import time
 
-PROGRAM = "/opt/vllm-dflash/program"
-HOLD, HELD, GO = "/run/faults/hold", "/run/faults/held", "/run/faults/go"
-
-sys.path.insert(0, PROGRAM)
+sys.path.insert(0, "/opt/vllm-dflash/program")
 
 from dflash_rollout import program, switchover
+
+HOLD, HELD, GO = "/run/faults/hold", "/run/faults/held", "/run/faults/go"
 
 
 def hold(state: str) -> None:
