@@ -519,7 +519,8 @@ class Bench:
         self.sh(
             f"pid=$(pgrep -f -o '^{title}'); "
             "for top in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do"
-            " test -e $top/cgroup.procs || continue; mkdir -p $top/faults-escaped; echo $pid > $top/faults-escaped/cgroup.procs; done"
+            " test -e $top/cgroup.procs || continue;"
+            " mkdir -p $top/faults-escaped; echo $pid > $top/faults-escaped/cgroup.procs; done"
         )
 
     def do_wait_holder(self, title: str) -> None:

@@ -34,7 +34,7 @@ ATTEMPTS = 3
 def judged(bench: Bench, cell: Cell, results: Path) -> dict:
     """One cell, tried up to three times when the fault did not come where it should; its row of the table."""
     begin = time.monotonic()
-    for attempt in range(1, ATTEMPTS + 1):
+    for _ in range(ATTEMPTS):
         try:
             log, facts = bench.carry_out(cell)
         except (NotSo, subprocess.TimeoutExpired, beds.BedError) as problem:
@@ -64,7 +64,6 @@ def judged(bench: Bench, cell: Cell, results: Path) -> dict:
         "outage_s": record.get("outage_s"),
         "dark_s": checker.dark_seconds(log) if log else None,
         "wrong": wrong,
-        "attempts": attempt,
         "through": cell.through,
         "note": cell.note,
         "cause": record.get("cause"),
