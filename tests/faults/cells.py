@@ -128,6 +128,17 @@ def _cells() -> list[Cell]:
         )
     add(row, "power cut", CONFIRMED, state="CONFIRMED", inject=("power-cut",), evidence="boots", ci=True)
 
+    add(
+        row,
+        "power cut",
+        ROLLED_BACK,
+        state="ROLLED_BACK",
+        inject=("power-cut",),
+        evidence="boots",
+        faults=EXITS,
+        cause=EXITED,
+    )
+
     row = "program killed (SIGKILL)"
     for state in FORWARD:
         add(

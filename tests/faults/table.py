@@ -25,8 +25,9 @@ true message, what would boot, and that another run without the fault ends with 
   machine's clock, which no test may set.
 - A power cut ends the guest's PID 1 with the cable out. The page cache is the machine's and survives it: writes that a
   real power cut loses are not shown here.
-- Time limits are those of the test (6 s for free GPUs, 6 s to stop), so seconds say nothing about a real host.
-  "seconds": the whole cell with reset, another run and all looking, while other cells run. "dark": seconds without a listener on the port, as the observer saw them. "outage": what the record says.
+- Time limits are those of the test (6 s for free GPUs, 6 s to stop) and several cells run at a time, so seconds say
+  nothing about a real host. "seconds": the whole cell with its reset and another run. "dark": without a listener on
+  the port, as the observer saw it. "outage": what the record says.
 
 | fault | state | right | seen | seconds | dark | outage | |
 |---|---|---|---|---|---|---|---|
