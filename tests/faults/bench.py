@@ -383,8 +383,15 @@ class Bench:
                 },
             )
             return answer, self.facts(cell)
+        # An old server that systemd starts again by its own policy, now that it can: an operator would see that too.
+        self.sh(
+            "tries=0; while test $tries -lt 200; do state=$(systemctl is-active sglang.service);"
+            " case $state in inactive|failed) break;; esac;"
+            " curl -sf -m 2 -o /dev/null http://127.0.0.1:30000/v1/models && break;"
+            " sleep 0.1; tries=$((tries+1)); done"
+        )
         serving = self.read("/var/lib/vllm-dflash/serving.json")
-        runs = self.run("systemctl", "is-active", OLD_UNIT, check=False).strip() in ("active", "activating")
+        runs = self.run("systemctl", "is-active", OLD_UNIT, check=False).strip() == "active"
         old = json.loads(serving)["serving"] if serving else (OLD if runs else None)
         answer = self.order(
             {"old": old, "new": NEW, "settings": SETTINGS, "id": f"again-{uuid.uuid4().hex[:8]}"}, 60

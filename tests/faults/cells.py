@@ -240,8 +240,9 @@ def _cells() -> list[Cell]:
         "new engine exits, its worker left the control group",
         ROLLED_BACK,
         state="NEW_STARTED",
-        inject=("move-worker VLLM::Worker_TP1", "kill-new"),
-        faults={"engine": {"worker_holds_s": 300, "ignore_sigterm": True}},
+        inject=("go", "wait-new-holds", "sleep 4", "move-worker VLLM::Worker_TP1", "kill-new"),
+        faults={"engine": {"worker_holds_s": 300, "ignore_sigterm": True, "load_s": 30}},
+        new={"ready_timeout_s": 60},
         cause=EXITED,
         note="attributable by descent only",
     )
