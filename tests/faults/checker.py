@@ -95,8 +95,7 @@ def _foreign(log: list[dict], end: dict) -> list[str]:
         now = {
             (pid, process[1], process[0])
             for pid, process in entry["procs"].items()
-            if process[1].startswith(("faults-foreign", "dbus.service"))
-            or (process[1] == "ssh.service" and "[listener]" in process[2])
+            if process[1].startswith(("faults-foreign", "dbus.service", "systemd-logind.service"))
         }
         for gone in set(alive) - now:
             found.append(f"pid {gone[0]} of {gone[1]}, of neither server, vanished before {entry['t']}")

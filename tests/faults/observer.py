@@ -30,7 +30,7 @@ WATCHED = (
     "vllm-dflash@",
     "llm-switchover.service",
     "faults-",
-    "ssh.service",
+    "systemd-logind.service",
     "dbus.service",
 )
 PERIOD_S = 0.1

@@ -18,7 +18,7 @@ OLD_PROCESSES = {"10": [100, OLD, "launch_server.py"], "11": [101, OLD, "sglang:
 NEW_PROCESSES = {"20": [200, NEW, "vllm serve"], "21": [201, NEW, "VLLM::Worker_TP0"]}
 OTHERS = {
     "5": [50, "dbus.service", "dbus-daemon"],
-    "6": [51, "ssh.service", "sshd: /usr/sbin/sshd -D [listener]"],
+    "6": [51, "systemd-logind.service", "systemd-logind"],
 }
 
 
