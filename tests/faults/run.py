@@ -29,6 +29,8 @@ from bench import HERE, ROOT, Bench, NotSo, Site, beds
 
 BED = [sys.executable, str(ROOT / "tests/testbed/bed.py")]
 ATTEMPTS = 3
+# What a server that never comes up costs a cell.
+SITE = {"vllm_service_ready_timeout": 90, "sglang_ready_timeout": 25}
 
 
 def judged(bench: Bench, cell: Cell, results: Path) -> dict:
@@ -68,6 +70,7 @@ def judged(bench: Bench, cell: Cell, results: Path) -> dict:
         "note": cell.note,
         "cause": record.get("cause"),
     }
+    (folder / "row.json").write_text(json.dumps(row, indent=1))
     mark = "ok  " if not wrong else "FAIL"
     print(f"{mark} {row['seconds']:6.1f} s  {row['seen'] or '-':<12} {cell.name}", flush=True)
     for sentence in wrong:
@@ -138,7 +141,7 @@ def run_site(cells: list[Cell], name: str, scratch: Path, results: Path) -> list
         bench.site_arguments = [
             "site.yml",
             "-e",
-            json.dumps({"drafter_source": str(drafter), "vllm_service_ready_timeout": 90}),
+            json.dumps(SITE | {"drafter_source": str(drafter)}),
         ]
         bench.install(library(scratch), held=False)
         rows.append(judged(bench, cell, results))
@@ -192,11 +195,11 @@ def main() -> int:
         if not args.keep:
             bed("down", args.bed)
             bed("down", f"{args.bed}-site")
-    kept = args.results / "rows.json"
-    if args.merge and kept.exists():
+    if args.merge:
         ran = {row["name"] for row in rows}
-        rows += [row for row in json.loads(kept.read_text()) if row["name"] not in ran]
-    kept.write_text(json.dumps(rows, indent=1))
+        kept = [json.loads(path.read_text()) for path in sorted(args.results.glob("*/row.json"))]
+        rows += [row for row in kept if row["name"] in {cell.name for cell in CELLS} - ran]
+    (args.results / "rows.json").write_text(json.dumps(rows, indent=1))
     wrong = [row for row in rows if row["wrong"]]
     print(f"{len(rows) - len(wrong)} of {len(rows)} cells are right, {time.monotonic() - begin:.0f} s")
     if args.docs:
