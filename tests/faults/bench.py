@@ -376,11 +376,13 @@ class Bench:
             answer = {"outcome": (self.record() or {}).get("state"), "failed": status != 0, "msg": said}
             return answer, self.facts(cell)
         # An old server that systemd starts again by its own policy, now that it can: an operator would see that too.
+        # One that hangs since the fault is restarted, as the remedy of STRANDED says.
         self.sh(
-            "tries=0; while test $tries -lt 200; do state=$(systemctl is-active sglang.service);"
-            " case $state in inactive|failed) break;; esac;"
-            " curl -sf -m 2 -o /dev/null http://127.0.0.1:30000/v1/models && break;"
-            " sleep 0.1; tries=$((tries+1)); done"
+            "answers() { curl -sf -m 2 -o /dev/null http://127.0.0.1:30000/v1/models; };"
+            "settle() { tries=0; while test $tries -lt 100; do state=$(systemctl is-active sglang.service);"
+            " case $state in inactive|failed) return 0;; esac; answers && return 0;"
+            " sleep 0.1; tries=$((tries+1)); done; return 1; };"
+            "settle || { systemctl restart sglang.service; settle; }"
         )
         serving = self.read("/var/lib/vllm-dflash/serving.json")
         runs = self.run("systemctl", "is-active", OLD_UNIT, check=False).strip() == "active"
