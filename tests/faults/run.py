@@ -48,7 +48,7 @@ def judged(bench: Bench, cell: Cell, results: Path) -> dict:
         bench.play = None
         if not missed:
             break
-    folder = results / re.sub(r"[^a-z0-9]+", "-", cell.name.lower())
+    folder = results / re.sub(r"[^a-z0-9+-]+", "_", cell.name.lower())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     (folder / "facts.json").write_text(
