@@ -7,7 +7,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 READY := .venv/.ready
 BED := python3 tests/testbed/bed.py
 
-.PHONY: help venv lint test test-unit molecule demo demo-down bench lock docs
+.PHONY: help venv lint test test-unit molecule faults demo demo-down bench lock docs
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test-unit: $(READY) ## what needs neither root nor a download beyond the venv
 
 molecule: $(READY) ## each role over ssh on booted hosts
 	tests/molecule.sh
+
+faults: $(READY) ## every fault in every state on booted hosts, and the table docs/faults.md
+	python3 tests/faults/run.py --docs
 
 test: lint molecule ## everything: lint, molecule, unit, modules, the whole play on booted hosts
 	pytest tests/unit tests/modules tests/integration

@@ -115,6 +115,10 @@ def _hand_over(store: Store, order: dict) -> None:
             remedy="run the switchover role first, it installs the program",
         )
     try:
+        # A switch on a disk that could not be written ends, and its order stays there. The program takes an
+        # order away last: while it runs, that is its to do.
+        if store.order() is not None and store.running() is None and not units.show(PROGRAM_UNIT).running:
+            store.close_order()
         store.hand_over(order)
     except FileExistsError as error:
         raise RolloutError(

@@ -40,6 +40,8 @@ from .switch_state import (
 )
 
 POLL_S = 0.25
+# How often a starting server's processes are written down: reading all of /proc four times a second is too much.
+REMEMBER_S = 2.0
 LOG_LINES = 30
 # What systemd may need beyond SIGKILL to see a control group empty.
 KILLED_TIMEOUT_S = 15.0
@@ -610,8 +612,13 @@ class Switchover:
         Raises RolloutError as soon as that can't happen any more, or at the deadline (seconds since boot).
         """
         name = server["unit"]
+        remembered = self.host.now() - REMEMBER_S
         while True:
             unit = self.host.show(server)
+            if self.host.now() - remembered >= REMEMBER_S:
+                # A worker that leaves the control group can't be told from a stranger once its server is gone.
+                self._remember(self.host.members([unit.control_group]))
+                remembered = self.host.now()
             if not unit.running:
                 raise RolloutError(
                     f"{name} exited before it was ready",

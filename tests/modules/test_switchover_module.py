@@ -73,6 +73,15 @@ def test_confirmed(run_module, host):
     assert not (state / "switch" / "pending.json").exists()
 
 
+def test_an_order_that_ended_and_could_not_be_taken_away_is_no_obstacle(run_module, host):
+    arguments, env, state = host("CONFIRMED")
+    run_module("switchover", arguments, env=env)
+    record = json.loads((state / "switch" / "record.json").read_text())
+    (state / "switch" / "pending.json").write_text(json.dumps(record))
+    again = run_module("switchover", {**arguments, "id": "order-2"}, env=env)
+    assert (again["outcome"], again["id"]) == ("CONFIRMED", "order-2")
+
+
 @pytest.mark.parametrize(
     ("end", "words"),
     [

@@ -102,3 +102,15 @@ def test_rollback_orders_the_way_back_and_ends_as_it_does(tmp_path, capsys, monk
     assert (asked["old"], asked["new"]) == (state["serving"], state["previous"])
     assert asked["settings"]["accept_unproven_old"] is True
     assert "new.service serves again" in capsys.readouterr().out
+
+
+def test_a_state_directory_that_cannot_be_written_is_refused_and_no_crash_loop(tmp_path, capsys):
+    switch = tmp_path / "state/switch"
+    switch.mkdir(parents=True)
+    (switch / "history").write_text("in the way of the folder, as a read-only disk is")
+    order = {"id": "x", "old": None, "new": {"unit": "new.service", "port": 1}, "settings": {}}
+    (switch / "pending.json").write_text(json.dumps(order))
+    options = ["--state", str(tmp_path / "state"), "--run", str(tmp_path / "run")]
+    assert program.main([*options, "switch"]) == program.EXIT_REFUSED
+    assert "history" in json.loads((switch / "record.json").read_text())["cause"]
+    assert not (switch / "pending.json").exists()

@@ -124,6 +124,12 @@ def test_memory_is_held_only_while_the_process_lives(root):
 # --- the driver libraries ----------------------------------------------------------------------------
 
 
+def test_memory_can_be_held_by_no_visible_process(root):
+    (root / "run/simulated-gpu/unseen").write_text("1 4000\n")
+    assert smi("--query-gpu=memory.used", "--format=csv,noheader,nounits") == (0, "1\n4001\n")
+    assert smi("--query-compute-apps=pid", "--format=csv,noheader") == (0, "")
+
+
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
     folder = tmp_path_factory.mktemp("driver")

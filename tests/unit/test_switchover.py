@@ -298,6 +298,17 @@ def test_a_bad_new_server_is_rolled_back(bed, behaviour, words):
     assert bed.host.serving() == [OLD]
 
 
+def test_a_worker_that_the_new_server_leaves_when_it_dies_is_known_as_its_own(bed):
+    bed.new.exits_after, bed.new.leaves_worker, bed.new.worker_ignores_sigterm = 4.0, True, True
+    record = bed.switch()
+    assert states(record) == [*FORWARD[:4], *BACK]
+    assert [(entry["pid"], entry["signal"]) for entry in record["killed"]] == [
+        (5011, "SIGTERM"),
+        (5011, "SIGKILL"),
+    ]
+    assert "not free" not in record["cause"]
+
+
 def test_an_answer_of_a_stranger_does_not_count(bed):
     bed.store.hand_over(bed.order)
     real = bed.host.start

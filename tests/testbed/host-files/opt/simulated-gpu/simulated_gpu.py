@@ -5,6 +5,8 @@ Standard library only: the simulated nvidia-smi, SGLang and engine all import th
 - `/etc/simulated-gpu/gpus`: a line per GPU,
   `index|name|uuid|memory_total_mib|compute_capability|driver_version`.
 - `/run/simulated-gpu/holds/<pid>`: lines `<gpu index> <MiB>`, counted while that process lives.
+- `/run/simulated-gpu/unseen`: lines `<gpu index> <MiB>`, counted although no process is seen to hold it, as with
+  one of another container or one that is stuck in the driver.
 - `/etc/simulated-gpu/faults.json`: `{"sglang": {KNOB: value}, "engine": {KNOB: value}}`, see FAULTS.
 - The environment variable SIMULATED_GPU_ROOT stands before these paths, to try all of it anywhere.
 """
@@ -56,7 +58,7 @@ class Gpu:
 
     def used_mib(self) -> int:
         """MiB in use now, by the driver and by living processes."""
-        held = sum(mib for _, index, mib in holds() if index == self.index)
+        held = sum(mib for _, index, mib in holds() if index == self.index) + unseen_mib(self.index)
         return min(IDLE_MIB + held, self.total_mib)
 
 
@@ -103,6 +105,15 @@ def holds() -> list[tuple[int, int, int]]:
                     index, mib = line.split()
                     found.append((int(file.name), int(index), int(mib)))
     return found
+
+
+def unseen_mib(index: int) -> int:
+    """MiB of a GPU that no visible process holds."""
+    try:
+        lines = path_of("/run/simulated-gpu/unseen").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(int(mib) for number, mib in map(str.split, lines) if int(number) == index)
 
 
 def faults(server: str) -> dict:
