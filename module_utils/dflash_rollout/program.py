@@ -4,7 +4,7 @@ switch            carry out the pending order, or resume it (what llm-switchover
 may-start UNIT    exit 0 when the unit may start now, 1 when not (asked by ExecCondition=)
 serve-boot        start what the last confirmed switch chose (what llm-serving.service runs)
 rollback          switch to the server before, follow it to its end, say the outcome
-status            JSON: what serves and served before, the last switch, what to do; exit 1 if there is any
+status            JSON: what serves, proved, and served before, the last switch, what to do; exit 1 if there is any
 prove             prove what serves, or a server described with --server JSON; exit 1 if it isn't proved
 inspect FILE      what a drafter's tensors say and what they don't (inspect --help)
 render FILE       a drafter's config.json with a source for every value (render --help)
@@ -147,7 +147,7 @@ def _status(store, options: dict) -> int:
 
     from .serving import inspect_serving
 
-    answer = inspect_serving(state_dir=store.state_dir, run_dir=store.run_dir)
+    answer = inspect_serving(state_dir=store.state_dir, run_dir=store.run_dir, prove=store.running() is None)
     print(json.dumps(answer, indent=1))
     return 1 if answer["advice"] else 0
 

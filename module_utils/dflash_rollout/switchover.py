@@ -9,6 +9,7 @@ that it is STRANDED and why; it kills nothing that it can't attribute to the two
 from __future__ import annotations
 
 import datetime
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -39,6 +40,8 @@ from .switch_state import (
     resume,
 )
 
+# The folder that is run as a program; as it was called, so by its link.
+PROGRAM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 POLL_S = 0.25
 # How often a starting server's processes are written down: reading all of /proc four times a second is too much.
 REMEMBER_S = 2.0
@@ -250,7 +253,7 @@ class Switchover:
         start = servers.command(old or new, "restart")
         text = (
             "look at nvidia-smi and at the log of the unit, free the GPUs (reboot the host when "
-            f"a process can't be killed), then: {start}, and prove it: program prove"
+            f"a process can't be killed), then: {start}, and look: python3 -IB {PROGRAM} status"
         )
         if (
             servers.is_container(old)
@@ -619,7 +622,7 @@ class Switchover:
                 # A worker that leaves the control group can't be told from a stranger once its server is gone.
                 self._remember(self.host.members([unit.control_group]))
                 remembered = self.host.now()
-            if not unit.running:
+            if not unit.running or (unit.active_state == "deactivating" and not restarts_allowed):
                 raise RolloutError(
                     f"{name} exited before it was ready",
                     found=f"ActiveState={unit.active_state}, Result={unit.result}",

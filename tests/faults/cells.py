@@ -92,6 +92,15 @@ def _cells() -> list[Cell]:
             through="play",
             evidence="play-succeeded",
         )
+    add(
+        row,
+        "network cut for 70 s, longer than ssh waits",
+        CONFIRMED,
+        state="NEW_STARTED",
+        inject=("link-down", "go", "sleep 70", "link-up"),
+        through="play",
+        evidence="play-succeeded",
+    )
     for state in ("PREPARED", "NEW_STARTED"):
         add(
             row,
