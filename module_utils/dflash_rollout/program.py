@@ -109,6 +109,7 @@ def _exit_status(outcome: str) -> int:
 def _rollback(store, options: dict) -> int:
     from .errors import RolloutError
     from .orders import order_switch
+    from .serving import way_back
     from .store import SETTINGS_SPEC, complete
 
     state = store.serving()
@@ -120,6 +121,9 @@ def _rollback(store, options: dict) -> int:
             else "no confirmed switch",
             remedy="status says what serves; to take another server, run site.yml",
         )
+    problem = way_back(store)["problem"]
+    if problem:
+        raise RolloutError(problem)
     print(f"From {state['serving']['unit']} back to {state['previous']['unit']}", flush=True)
     _, result = order_switch(
         check_mode=False,

@@ -64,7 +64,7 @@ def inspect_serving(
         "switch": record and {**record, "seconds": seconds_in_states(record)},
         "switch_running": store.running() is not None,
         "acceptance": acceptance.kept(state_dir, store.serving()),
-        "way_back": _way_back(state["previous"]),
+        "way_back": way_back(store),
     }
     if port:
         asked = {**server, "port": port}
@@ -82,9 +82,19 @@ def inspect_serving(
     return result
 
 
-def _way_back(previous: dict | None) -> dict | None:
-    """Whether the server before could be brought back now, as far as that can be known without starting it."""
-    return previous and {"unit": previous["unit"], "problem": servers.startable(previous)}
+def way_back(store: Store) -> dict | None:
+    """The server before, and why it is not to be brought back, or null; None where there is none.
+
+    As far as that can be known without starting it: its unit and files, and whether it was rejected.
+    """
+    state = store.serving()
+    if state is None or state["previous"] is None:
+        return None
+    rejected = acceptance.taken_back(store.state_dir, state)
+    return {
+        "unit": state["previous"]["unit"],
+        "problem": rejected or servers.startable(state["previous"]),
+    }
 
 
 def _look(serving: dict | None, unit: str | None, runtime: str, port: int | None) -> Found:

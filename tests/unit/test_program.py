@@ -98,10 +98,16 @@ def test_rollback_orders_the_way_back_and_ends_as_it_does(tmp_path, capsys, monk
         return True, {"outcome": "ROLLED_BACK", "msg": "new.service serves again"}
 
     monkeypatch.setattr("dflash_rollout.orders.order_switch", order_switch)
+    monkeypatch.setattr("dflash_rollout.servers.startable", lambda server: None)
     assert program.main(["--state", str(tmp_path), "rollback"]) == program.EXIT_ROLLED_BACK
     assert (asked["old"], asked["new"]) == (state["serving"], state["previous"])
     assert asked["settings"]["accept_unproven_old"] is True
     assert "new.service serves again" in capsys.readouterr().out
+    asked.clear()
+    monkeypatch.setattr("dflash_rollout.servers.startable", lambda server: f"{server['unit']} is masked.")
+    assert program.main(["--state", str(tmp_path), "rollback"]) == program.EXIT_REFUSED
+    assert "old.service is masked" in capsys.readouterr().err
+    assert asked == {}
 
 
 def test_a_state_directory_that_cannot_be_written_is_refused_and_no_crash_loop(tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from dflash_rollout import serving
 from dflash_rollout.containers import EngineSilent
@@ -51,6 +53,28 @@ def test_a_restart_is_advised_only_where_it_may_help(server, rows, listens_at, w
     for word in words:
         assert word in text
     assert (restart or "systemctl") in text if restart else " restart sglang" not in text
+
+
+def test_a_release_that_the_gate_rejected_is_no_way_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving.servers, "startable", lambda server: None)
+    store = Store(str(tmp_path))
+    assert serving.way_back(store) is None
+    state = {
+        "serving": UNIT,
+        "previous": {"unit": "vllm-dflash@r1.service", "release": "r1"},
+        "switch_id": "x",
+    }
+    (tmp_path / "serving.json").write_text(json.dumps(state))
+    assert serving.way_back(store) == {"unit": "vllm-dflash@r1.service", "problem": None}
+    (tmp_path / "acceptance").mkdir()
+    record = {
+        "mode": "enforce",
+        "verdict": "below",
+        "way_back": UNIT["unit"],
+        "text": "acceptance length 2.73",
+    }
+    (tmp_path / "acceptance/r1.json").write_text(json.dumps(record))
+    assert "acceptance length 2.73" in serving.way_back(store)["problem"]
 
 
 def test_what_is_named_is_not_looked_for(monkeypatch):
