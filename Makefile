@@ -34,7 +34,8 @@ faults: $(READY) ## every fault in every state on booted hosts, and the table do
 	python3 tests/faults/run.py --docs
 
 test: lint molecule ## everything: lint, molecule, unit, modules, the whole play on booted hosts
-	pytest tests/unit tests/modules tests/integration
+	# Two at a time: most of it is waiting for hosts.
+	pytest -n 2 --dist loadfile tests/unit tests/modules tests/integration
 
 demo: $(READY) ## boot two hosts with a simulated SGLang and take them to vLLM with DFlash
 	tests/demo/up.sh

@@ -18,6 +18,10 @@ BED = [sys.executable, str(ROOT / "tests" / "testbed" / "bed.py")]
 RUN = Path("/run/vllm-dflash-testbed")
 
 
+#: Files run side by side; those that share a bed's name get one of their own by it.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+
+
 def bed(*arguments: str, timeout: float = 1800) -> str:
     """Run one verb of the test bed; its progress goes to the terminal."""
     return subprocess.run(
@@ -199,7 +203,7 @@ def _boot(name: str, count: int, *options: str) -> list[Host]:
 @pytest.fixture
 def fleet(bootable, small_drafter, request):
     """Fresh hosts with the release layer and SGLang serving; as many as an indirect parameter says, else one."""
-    name = "it"
+    name = f"it{WORKER}"
     bed("down", name)
     hosts = _boot(name, getattr(request, "param", 1), "--layer", "--small")
     for host in hosts:
@@ -211,7 +215,7 @@ def fleet(bootable, small_drafter, request):
 @pytest.fixture(scope="module")
 def layer_host(bootable):
     """One host with the release layer, shared by the tests of a file; SGLang does not run."""
-    name = "lh"
+    name = f"lh{WORKER}"
     bed("down", name)
     yield _boot(name, 1, "--layer", "--no-sglang")[0]
     bed("down", name)
