@@ -212,8 +212,10 @@ def assemble_venv(site: Path, layer: Path, image_site: str) -> Path:
         f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {PYTHON}\n"
     )
     final = f"/opt/vllm-dflash/venvs/{lock_digest()}"
+    # vLLM spawns its engine, which imports this file again: without the last condition every start ends there.
     (bin_ / "vllm").write_text(
-        f"#!{final}/bin/python\nimport sys\nfrom vllm.entrypoints.cli.main import main\nsys.exit(main())\n"
+        f"#!{final}/bin/python\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
+        'if __name__ == "__main__":\n    sys.exit(main())\n'
     )
     (bin_ / "vllm").chmod(0o755)
     shutil.copy(LOCK, root / "venvs" / f"{lock_digest()}.txt")

@@ -4,7 +4,7 @@
     proof.py pack --pair DIR [--into DIR] [--uv PROGRAM]      where packages can be had
     proof.py receive PIECES                                    on the GPU machine, once for each transfer
     proof.py prepare                                           there, once
-    proof.py run --out DIR [--until SECONDS] PHASE…            there; phases: rollout gate faults variants canonical
+    proof.py run --out DIR [--until SECONDS] PHASE…            there; phases: rollout faults gate variants canonical
 
 Standard library only, root, Python >= 3.11.
 """
@@ -283,7 +283,8 @@ class Session:
                     )
                     raise RuntimeError(f"{unit} failed: {tail[-1500:]}") from None
             time.sleep(0.1)
-        raise RuntimeError(f"no {model} on port {port} within {seconds} s")
+        waited = time.monotonic() - begin
+        raise RuntimeError(f"no {model} on port {port} within {waited:.0f} s")
 
     def inventory(self, variables: dict) -> Path:
         """An inventory of the one guest, over ssh, with sudo."""
@@ -341,6 +342,8 @@ class Session:
             "seconds": taken,
             "state": fresh.get("state"),
             "cause": fresh.get("cause"),
+            # Of every switch of this run: a gate that goes back makes a second one, whose record takes the first one's place.
+            "outages_s": [float(seconds) for seconds in re.findall(r"^    outage_s: ([0-9.]+)$", text, re.M)],
             "switch": seconds_in_states(fresh) if fresh else [],
             "launch_check": self.launch_check(text),
             "gpu_memory": self.memory_of_states(fresh),
@@ -415,9 +418,7 @@ def start_phases(text: str) -> dict[str, object]:
     """Times (seconds from the first line of the start) and numbers out of vLLM's log, in `short-unix` form."""
     lines = [line for line in text.splitlines() if re.match(r"\d+\.\d+ ", line)]
     # Only the last start.
-    begins = [
-        place for place, line in enumerate(lines) if "Starting vllm-dflash" in line or "Starting vLLM" in line
-    ]
+    begins = [place for place, line in enumerate(lines) if "Starting vllm-dflash@" in line]
     lines = lines[begins[-1] :] if begins else lines
     found: dict[str, object] = {}
     if not lines:
@@ -474,9 +475,16 @@ def gate(session: Session) -> None:
 
 
 def faults(session: Session) -> None:
-    """Back to the stand-in, then two roll-outs that die: killed while warming up, crashed after the start."""
+    """Back to the stand-in, two roll-outs that die (killed while warming up, crashed after the start), and one that doesn't."""
+    before = (session.guest.read_json(f"{STATE}/serving.json") or {}).get("previous") or {}
+    if before.get("unit") != "sglang.service":
+        raise RuntimeError(
+            f"the way back leads to {before.get('unit')}, not to the stand-in: run this before gate"
+        )
     back = session.play("rollback", "playbooks/rollback.yml", TINY, 120)
     session.note("faults", rollback=back)
+    if back["state"] != "CONFIRMED":
+        raise RuntimeError("the stand-in doesn't serve again")
     for name, when in (("warmup", "engine holds memory"), ("started", "port answers")):
         if session.left() < 60:
             session.note("faults", **{name: "no time left"})
@@ -493,6 +501,9 @@ def faults(session: Session) -> None:
             "faults",
             **{name: {"killed_when": when, "kill": seen, **found, "on_the_gpu_after": left.split("\n")}},
         )
+    # What comes next wants the right drafter to serve.
+    again = session.play("again", "site.yml", TINY, 240) if session.left() > 120 else "no time left"
+    session.note("faults", again=again)
 
 
 def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
@@ -542,13 +553,20 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
 def variants(session: Session) -> None:
     """Right and wrong configs of the same drafter, and none: same prompts, one server at a time.
 
-    The first is the release that the roles made; the others are its files with one thing changed. All start
+    `right` is the release that the roles made of TINY; the others are its files with one thing changed. All start
     side by side on a card that holds them all, then each is measured alone.
     """
     serving = (session.guest.read_json(f"{STATE}/serving.json") or {}).get("serving") or {}
-    releases = sorted((session.guest.root / "opt/vllm-dflash/releases").glob("[0-9a-f]*"))
+    # Not what serves: after a gate that went wrong this is the wrong one.
+    mask = TINY["drafter_profile"]["mask_token_id"]  # type: ignore[index]
+    configs = (session.guest.root / "opt/vllm-dflash/releases").glob("*/drafter/config.json")
     release = next(
-        (path for path in releases if path.name == serving.get("release")), releases[0] if releases else None
+        (
+            path.parents[1]
+            for path in sorted(configs)
+            if json.loads(path.read_text())["dflash_config"]["mask_token_id"] == mask
+        ),
+        None,
     )
     if release is None:
         raise RuntimeError("no release to vary: run the phase rollout before")
@@ -642,7 +660,11 @@ def variants(session: Session) -> None:
     # As it was: the next phase rolls out from a server that answers.
     unit = serving.get("unit") or "sglang.service"
     session.guest.run("systemctl", "start", unit, check=False)
-    session.wait_model(serving.get("model_id") or MODEL_ID, 120, unit=unit)
+    if session.left() < 90:
+        session.note("variants", server_again="started, not waited for: no time left")
+        return
+    seconds = session.wait_model(serving.get("model_id") or MODEL_ID, 120, unit=unit)
+    session.note("variants", server_again=f"{unit} answers after {seconds:.1f} s")
 
 
 def _yaml_as_json(session: Session, path: str) -> str:
@@ -687,7 +709,8 @@ def canonical(session: Session) -> None:
     session.note("canonical", warm_seconds=round(seconds, 1), warm_start=session.phases_of_start(unit, begin))
 
 
-PHASES = {"rollout": rollout, "gate": gate, "faults": faults, "variants": variants, "canonical": canonical}
+# In this order: after `gate` the server before is the rejected one, and there is no way back to the stand-in.
+PHASES = {"rollout": rollout, "faults": faults, "gate": gate, "variants": variants, "canonical": canonical}
 
 
 def run_phases(args: argparse.Namespace) -> int:
@@ -703,7 +726,7 @@ def run_phases(args: argparse.Namespace) -> int:
             session.watch()
         else:
             session.start()
-        for name in args.phases:
+        for name in sorted(args.phases, key=list(PHASES).index):
             if session.left() < 30:
                 session.note(name, error="no time left")
                 continue
