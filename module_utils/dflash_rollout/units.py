@@ -176,10 +176,10 @@ def journal_cursor() -> str | None:
 
 def journal_tail(unit: str, cursor: str | None = None, lines: int = 30) -> list[str]:
     """The unit's last log lines of this boot, after `cursor` when there is one."""
-    since = f"--after-cursor={cursor}" if cursor else "--boot"
-    command = ["journalctl", "--no-pager", "--quiet", "--output=short-iso", since]
-    command += [f"--unit={unit}", f"--lines={lines}"]
-    return [line.rstrip() for line in _run(command).stdout.splitlines() if line.strip()]
+    # With a cursor --lines= counts from there: the first lines, where the last are wanted (seen with systemd 252).
+    since = [f"--after-cursor={cursor}"] if cursor else ["--boot", f"--lines={lines}"]
+    command = ["journalctl", "--no-pager", "--quiet", "--output=short-iso", f"--unit={unit}", *since]
+    return [line.rstrip() for line in _run(command).stdout.splitlines() if line.strip()][-lines:]
 
 
 def boot_id() -> str:
