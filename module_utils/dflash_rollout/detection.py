@@ -143,17 +143,19 @@ def detect(port: int) -> Found:
         )
     at_port = sorted({listener.pid for listener in listening if listener.pid})
     on_gpu, unknown = _holders()
-    # Nobody listens: it may be loading, or serve elsewhere.
-    pids, where = (at_port, f"listens on port {port}") if at_port else (on_gpu, "holds a GPU")
-    if not pids:
+    if not at_port and not on_gpu:
         return Found(refusal=unknown)
-    owners = _owners_of(pids, port if at_port else None)
+    owners = _owners_of(at_port or on_gpu, port if at_port else None)
     distinct = list(owners)
     described = "; ".join(_described(pid, owner) for owner, own in owners.items() for pid in own)
+    if not at_port:
+        # It may be loading, or somebody's training that nobody may stop.
+        return _several(f"nobody listens on port {port}, and the GPUs are held by {described}")
+    where = f"listens on port {port}"
     if len(distinct) > 1:
         return _several(f"more than one server {where}: {described}")
     computing = _owners_of(on_gpu, None)
-    if at_port and on_gpu and distinct[0] not in computing:
+    if on_gpu and distinct[0] not in computing:
         held = "; ".join(_described(pid, owner) for owner, own in computing.items() for pid in own)
         return _several(f"port {port} is held by {described}, without GPU memory, and the GPUs by {held}")
     if distinct[0].runtime is not None:
@@ -163,7 +165,7 @@ def detect(port: int) -> Found:
             raise
         except RolloutError as error:
             return Found(refusal=f"{error} It {where}: {described}.")
-    program = adoption.look(pids[0], process_details(pids[0])["user"] or "root")
+    program = adoption.look(at_port[0], process_details(at_port[0])["user"] or "root")
     return Found(
         refusal=f"What {where} is nothing that a switch can stop and start again: {described}. "
         "Expected: a systemd system unit, or a container of docker or podman (as root). What to do: adopt it as a "

@@ -19,6 +19,7 @@ from .switchover import Host, Switchover
 POLL_S = 0.3
 # systemd restarts a killed program after a second; if it isn't there after this, it won't come.
 PROGRAM_ABSENT_S = 10.0
+NOT_BEGUN = "NOT_BEGUN"
 
 
 def order_switch(
@@ -157,11 +158,21 @@ def _follow(store: Store, order_id: str, timeout: float) -> tuple[bool, dict]:
         if program_runs:
             seen = now
         elif now - seen > PROGRAM_ABSENT_S:
-            raise RolloutError(
+            # Not an error before anything was done: somebody may be without a server now.
+            interrupted = RolloutError(
                 f"The switch {order_id} was interrupted and its program does not run",
                 found=f"state {record['state'] if record else 'not begun'}",
                 remedy=f"systemctl start {PROGRAM_UNIT} on the host resumes it; its log says why it stopped",
             )
+            begun = _describe(record) if record else {"id": order_id}
+            outcome = record["state"] if record else NOT_BEGUN
+            return True, {
+                **begun,
+                "outcome": outcome,
+                "finished": True,
+                "changed": True,
+                "msg": str(interrupted),
+            }
         time.sleep(POLL_S)
 
 
@@ -188,9 +199,12 @@ def _outcome(record: dict) -> tuple[bool, dict]:
 
 def _progress(record: dict | None, order_id: str) -> dict:
     if record is None:
-        return {"id": order_id, "finished": False, "outcome": "NOT_BEGUN", "changed": True}
+        return {"id": order_id, "finished": False, "outcome": NOT_BEGUN, "changed": True}
     state = record["state"]
-    lines = servers.log_tail(record["new"], record.get("journal_cursor"), 1)
+    try:
+        lines = servers.log_tail(record["new"], record.get("journal_cursor"), 1)
+    except RolloutError as problem:
+        lines = [f"(no log: {problem})"]
     result = {**_describe(record), "outcome": state, "finished": False, "changed": True}
     result["last_log_line"] = lines[-1] if lines else ""
     spent = result["states"][-1]["seconds"] if result["states"] else None

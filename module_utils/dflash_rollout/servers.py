@@ -76,13 +76,7 @@ def check_unit(server: dict, unit: units.Unit) -> None:
             expected="LoadState=loaded",
             remedy="install or unmask the unit, and run systemctl daemon-reload",
         )
-    if not unit.guarded:
-        raise RolloutError(
-            f"{name} would start without asking which server is chosen",
-            found="no ExecCondition= of ours in it",
-            expected="ExecCondition= with the program's may-start",
-            remedy="let the roles install the unit or its drop-in, and run systemctl daemon-reload",
-        )
+    check_guard(server, unit)
     gone = [path for path in needed_files(server, unit.program) if not os.path.exists(path)]
     if gone:
         raise RolloutError(
@@ -91,6 +85,17 @@ def check_unit(server: dict, unit: units.Unit) -> None:
             remedy="stage the release again (playbooks/stage.yml)"
             if server.get("release")
             else "bring them back, or correct ExecStart= of the unit",
+        )
+
+
+def check_guard(server: dict, unit: units.Unit) -> None:
+    """Raise RolloutError when a unit doesn't ask the program whether it may start."""
+    if not unit.guarded:
+        raise RolloutError(
+            f"{server['unit']} would start without asking which server is chosen",
+            found="no ExecCondition= of ours in it",
+            expected="ExecCondition= with the program's may-start",
+            remedy="let the roles install the unit or its drop-in, and run systemctl daemon-reload",
         )
 
 
@@ -105,14 +110,12 @@ def needed_files(server: dict, program: str) -> list[str]:
 
 
 def startable(server: dict) -> str | None:
-    """Why a switch could not go to this server now, or None. Raises RolloutError when nobody can tell."""
+    """Why a switch could not go to this server now, or None."""
     try:
         if is_container(server):
             check_container(server)
         else:
             check_unit(server, show(server))
-    except containers.EngineSilent:
-        raise
     except RolloutError as problem:
         return str(problem)
     return None

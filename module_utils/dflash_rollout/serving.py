@@ -33,7 +33,10 @@ def inspect_serving(
     store = Store(state_dir, run_dir)
     state = store.serving() or {"serving": None, "previous": None}
     looked = _look(state["serving"], unit, runtime, port)
-    server = state["serving"] or {
+    record = store.record()
+    # Asked without a word before the first commit: what served when the last switch began.
+    known = state["serving"] or (record["old"] if record and not unit and not port else None)
+    server = known or {
         **(looked.server or {"unit": None}),
         "port": port,
         "host": host,
@@ -45,7 +48,6 @@ def inspect_serving(
     listening = units.listeners(port) if port else []
     members = units.members([found.control_group]) if found else []
     own = {process.pid for process in members}
-    record = store.record()
     rows = [
         {**asdict(item), "own": found is not None and (item.pid in own or found.forwards(item))}
         for item in listening

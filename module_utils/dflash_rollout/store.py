@@ -100,7 +100,11 @@ class Store:
 
         Returns normally whenever the rename was done, even if making it durable failed afterwards.
         """
-        value = {"serving": record["new"], "previous": record["old"], "switch_id": record["id"]}
+        previous, before = record["old"], self.serving()
+        if previous is None and before is not None and before["serving"]["unit"] == record["new"]["unit"]:
+            # The same server was started anew: the way back is the one that it had.
+            previous = before["previous"]
+        value = {"serving": record["new"], "previous": previous, "switch_id": record["id"]}
         try:
             write_json(self._serving, value)
         except OSError:

@@ -278,7 +278,7 @@ class Switchover:
         self.settings = settings
         self._check_server(new)
         if old is not None:
-            self._check_server(old)
+            self._check_old(old)
             serving = self.store.serving()
             if serving is not None and serving["serving"]["unit"] != old["unit"]:
                 raise RolloutError(
@@ -305,7 +305,8 @@ class Switchover:
         """
         if not servers.is_container(server):
             return server
-        now = self.host.show(server).enabled
+        shown = self.host.show(server)
+        now = shown.enabled if shown.load_state == "loaded" else "no"
         return {**server, "restart_policy": now if now != "no" else server.get("restart_policy") or "no"}
 
     def _check_server(self, server: dict) -> None:
@@ -313,6 +314,14 @@ class Switchover:
             self.host.check_container(server)
         else:
             servers.check_unit(server, self.host.show(server))
+
+    def _check_old(self, server: dict) -> None:
+        """An old server that is down is never started again: it must only be sure not to start by itself."""
+        unit = self.host.show(server)
+        if unit.running:
+            self._check_server(server)
+        elif unit.load_state == "loaded" and not servers.is_container(server):
+            servers.check_guard(server, unit)
 
     def _members(self, server: dict) -> list[units.Process]:
         return self.host.members([self.host.show(server).control_group])
@@ -335,7 +344,7 @@ class Switchover:
             raise RolloutError(
                 "A process on a GPU belongs to neither of the two servers",
                 found=", ".join(describe(process) for process in foreign),
-                remedy="end it, or give the indices of the GPUs that the servers use (switchover_gpus)",
+                remedy="end it, or let it run on another host",
             )
 
     def _classify(self, old: dict | None, settings: dict) -> str:
@@ -445,8 +454,10 @@ class Switchover:
         A container's restart policy goes first: only then does it stay down, over a boot as well. Which it had is
         in the record already. Raises RolloutError when even SIGKILL leaves processes.
         """
-        self.host.set_restart_policy(server, "no")
         unit = self.host.show(server)
+        if unit.load_state == "not-found":
+            return ""
+        self.host.set_restart_policy(server, "no")
         group = unit.control_group
         if not unit.running:
             return group
@@ -498,9 +509,18 @@ class Switchover:
         self._to(NEW_STARTED)
 
     def _old_stays_down(self) -> None:
-        """No guard keeps a person from starting a container: look. Raises RolloutError when it runs."""
+        """No guard keeps a person from starting a container: look. Raises RolloutError when it runs.
+
+        An engine that doesn't answer is no reason to go back: the way back is what needs it. Who answers on the port is
+        looked at anyway.
+        """
         old = self.record["old"]
-        if servers.is_container(old) and self.host.show(old).running:
+        try:
+            running = servers.is_container(old) and self.host.show(old).running
+        except EngineSilent as silence:
+            self.host.say(f"It can't be seen whether {old['unit']} stays down: {silence}")
+            return
+        if running:
             raise RolloutError(
                 f"{old['unit']} was started by somebody during the switch",
                 found=f"a running container of {old['runtime']}, whose restart policy is `no`",
@@ -546,10 +566,10 @@ class Switchover:
 
             try:
                 self._patiently(give_back)
-            except RolloutError as problem:
+            except Exception as problem:  # whatever it is, the commit is done
                 facts["remedy"] = (
                     f"set its restart policy by hand ({new['runtime']} update "
-                    f"--restart={new['restart_policy']} {new['unit']}): {problem}"
+                    f"--restart={new['restart_policy']} {new['unit']}): {_text(problem)}"
                 )
         self._to(CONFIRMED, must_persist=False, **facts)
 
@@ -571,7 +591,7 @@ class Switchover:
 
     def _restore_old(self) -> None:
         old = self.record["old"]
-        if servers.is_container(old):
+        if servers.is_container(old) and self.host.show(old).load_state != "not-found":
             self.host.set_restart_policy(old, old["restart_policy"])
         if old is None or self.record["old_class"] == "stopped":
             self._to(ROLLED_BACK, must_persist=False, remedy="no server serves, as before the switch")

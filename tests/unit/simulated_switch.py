@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dflash_rollout import gate
 from dflash_rollout.containers import EngineSilent
+from dflash_rollout.errors import RolloutError
 from dflash_rollout.files import write_json
 from dflash_rollout.gpus import Gpu, GpuProcess
 from dflash_rollout.proof import Proof
@@ -179,7 +180,8 @@ class SimulatedHost:
         )  # fmt: skip
 
     def check_container(self, server: dict) -> None:
-        self.show(server)
+        if self.show(server).load_state != "loaded":
+            raise RolloutError(f"The simulated container {server['unit']} does not exist")
 
     def set_restart_policy(self, server: dict, policy: str) -> None:
         found = self.servers[server["unit"]]

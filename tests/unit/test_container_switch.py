@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 
 import pytest
 from simulated_switch import SimulatedServer
@@ -194,35 +196,54 @@ def test_a_dead_engine_is_found_out_before_the_outage(bed):
     assert bed.host.signals == []
 
 
-@pytest.mark.parametrize("state", ["PREPARED", "GPU_FREE", "PROVED"])
-def test_an_engine_that_hangs_for_a_while_during_the_switch(bed, state):
+def silent_from(bed, state, seconds):
+    """The simulated engine answers nothing once the switch is in `state`, for so many seconds."""
     real = bed.store.write_record
 
     def write_record(record):
         real(record)
         if record["state"] == state:
-            bed.host.silent_from, bed.host.silent_until = bed.host.clock, bed.host.clock + 200.0
+            bed.host.silent_from, bed.host.silent_until = bed.host.clock, bed.host.clock + seconds
 
     bed.store.write_record = write_record
+
+
+def test_an_engine_that_hangs_when_the_container_is_to_be_stopped(bed):
+    silent_from(bed, "PREPARED", 200.0)
     record = bed.switch()
     assert record["state"] == "ROLLED_BACK"
-    assert f"In {state}: simulated docker doesn't answer" in record["cause"]
+    assert "In PREPARED: simulated docker doesn't answer" in record["cause"]
+
+
+@pytest.mark.parametrize("state", ["GPU_FREE", "PROVED"])
+def test_a_dead_engine_takes_no_new_server_down(bed, state):
+    # Going back is the one direction that needs it.
+    silent_from(bed, state, 1e12)
+    assert bed.switch()["state"] == "CONFIRMED"
 
 
 def test_an_engine_that_never_comes_back(bed):
-    real = bed.store.write_record
-
-    def write_record(record):
-        real(record)
-        if record["state"] == "GPU_FREE":
-            bed.host.silent_from, bed.host.silent_until = bed.host.clock, 1e12
-
-    bed.store.write_record = write_record
+    bad(bed)
+    silent_from(bed, "GPU_FREE", 1e12)
     record = bed.switch()
     assert record["state"] == "STRANDED"
     assert "on the way back: simulated docker doesn't answer" in record["cause"]
-    assert f"docker update --restart={POLICY} sglang" in record["remedy"]
     assert "docker restart sglang" in record["remedy"]
+
+
+def test_a_removed_container_is_no_reason_to_stay_with_a_dead_server(back):
+    """What serves died, was a container, and is gone: the way to the server before must not need it."""
+    back.order["old"], back.order["new"] = back.order["new"], back.order["old"]
+    serving = back.store.serving()
+    swapped = {**serving, "serving": back.order["old"], "previous": back.order["new"]}
+    (pathlib.Path(back.store.state_dir) / "serving.json").write_text(json.dumps(swapped))
+    back.host.stop(NEW)
+    back.host.clock += 10.0
+    back.host.show(NEW)
+    del back.servers[BOX]
+    back.store.hand_over(back.order)
+    assert back.program()["state"] == "CONFIRMED"
+    assert back.host.serving() == [NEW]
 
 
 def test_an_engine_that_fails_after_the_commit_is_said_and_the_switch_confirmed(back):

@@ -133,9 +133,13 @@ def test_several_processes_of_one_server(host):
     assert detect(30000).server == UNIT
 
 
-def test_nobody_listens_but_a_unit_holds_the_gpus(host):
-    host({}, {20: "/system.slice/sglang.service"})
-    assert detect(30000).server == UNIT
+def test_who_holds_a_gpu_without_listening_may_be_anybody(host):
+    """Somebody's training must never become the server to stop."""
+    host({}, {20: "/system.slice/training.service"})
+    found = detect(30000)
+    assert found.server is None
+    for word in ("nobody listens on port 30000", "command 20", "training.service", "sglang_unit"):
+        assert word in found.refusal
 
 
 def test_nobody_at_all(host):
@@ -180,7 +184,8 @@ def test_two_servers_are_named_both(host, place):
     host(both if place == "port" else {}, both)
     found = detect(30000)
     assert found.server is None
-    for word in ("more than one server", "command 10", "sglang.service", "command 11", "sglang_unit"):
+    what = "more than one server" if place == "port" else "nobody listens"
+    for word in (what, "command 10", "sglang.service", "command 11", "sglang_unit"):
         assert word in found.refusal
 
 

@@ -79,5 +79,4 @@ def test_containers_are_asked_of_their_engine(monkeypatch):
         raise containers.EngineSilent("no answer")
 
     monkeypatch.setattr(containers, "check", silent)
-    with pytest.raises(containers.EngineSilent):
-        servers.startable({"unit": "sg", "runtime": "docker"})
+    assert "no answer" in servers.startable({"unit": "sg", "runtime": "docker"})

@@ -263,6 +263,34 @@ def test_a_hanging_server_of_ours_is_replaced(bed):
     assert states(record) == FORWARD
     assert bed.new.generation == 2
     assert bed.host.two_servers == []
+    assert bed.store.serving()["previous"]["unit"] == OLD, "the way back is kept"
+
+
+@pytest.mark.parametrize("gone", [{"load_state": "not-found"}, {"load_state": "masked"}])
+def test_a_dead_server_that_can_not_be_started_keeps_nobody_from_going_back(bed, gone):
+    bed.switch()
+    bed.host.stop(NEW)
+    bed.host.clock += 10.0
+    bed.host.show(NEW)
+    for name, value in gone.items():
+        setattr(bed.new, name, value)
+    serving = bed.store.serving()
+    bed.store.hand_over({**bed.order, "id": "order-2", "old": serving["serving"], "new": serving["previous"]})
+    record = bed.program()
+    assert record["state"] == "CONFIRMED", record["cause"]
+    assert bed.host.serving() == [OLD]
+
+
+def test_a_stopped_old_unit_without_a_guard_would_start_at_boot(bed):
+    bed.old.guarded = False
+    bed.host.stop(OLD)
+    bed.host.clock += 10.0
+    bed.host.show(OLD)
+    bed.store.hand_over(bed.order)
+    record = bed.program()
+    assert record["state"] == "REFUSED"
+    assert "would start without asking" in record["cause"]
+    assert bed.host.serving() == []
 
 
 # ---- the new server is no good -----------------------------------------------------------------------------
