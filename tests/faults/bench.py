@@ -154,7 +154,8 @@ class Bench:
         if held:
             folder = f"/opt/vllm-dflash/releases/{RELEASE}"
             self.sh(
-                f"mkdir -p {folder}/venv/bin /etc/systemd/system/llm-switchover.service.d && touch {folder}/environment"
+                f"mkdir -p {folder}/venv/bin {folder}/drafter /etc/systemd/system/llm-switchover.service.d && "
+                f"touch {folder}/environment {folder}/drafter/config.json {folder}/drafter/model.safetensors"
                 f" && ln -sf /opt/faults/simulated_vllm.py {folder}/venv/bin/vllm"
             )
             config = {

@@ -175,7 +175,7 @@ esac
     assert [card.uuid for card in gpus.query_gpus()] == ["GPU-aaaa"]
     (process,) = gpus.query_processes()
     assert (process.pid, process.gpu_index, process.used_mib) == (os.getpid(), 0, 44000)
-    assert "pytest" in process.command
+    assert sys.executable.rpartition("/")[2] in process.command
 
 
 def test_missing(monkeypatch, tmp_path):
