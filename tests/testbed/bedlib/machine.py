@@ -238,6 +238,13 @@ def why_not_bootable() -> str | None:
         return f"missing {', '.join(missing)} and no apt-get to install them"
     if not hierarchies():
         return "neither a cgroup2 nor a name=systemd hierarchy is mounted"
+    # What is tried has names of its own, and tests ask side by side.
+    with lock(RUN / "can-boot.lock"):
+        return _tried()
+
+
+def _tried() -> str | None:
+    """Make and remove what a host needs: a sentence about the first that can't be made, or None."""
     try:
         for group in make_cgroups("can-boot"):
             group.rmdir()
