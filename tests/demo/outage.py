@@ -18,6 +18,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
@@ -57,6 +58,7 @@ def watch(log: str, inventory: str) -> None:
         with OPENER.open(f"http://{address}/v1/models", timeout=TIMEOUT_S) as response:
             model[name] = json.load(response)["data"][0]["id"]
     running = True
+    writing = threading.Lock()
 
     def end(*_: object) -> None:
         nonlocal running
@@ -76,7 +78,8 @@ def watch(log: str, inventory: str) -> None:
                     {"model": model[name], "prompt": "Hello", "max_tokens": 1, "temperature": 0},
                 )
             row = {"host": name, "what": what, "begin": begin, "end": time.monotonic(), "good": good}
-            stream.write(json.dumps(row) + "\n")
+            with writing:
+                stream.write(json.dumps(row) + "\n")
 
         due = time.monotonic()
         while running:
