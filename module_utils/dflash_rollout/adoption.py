@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .gpus import is_secret_option
+from .units import parent_of
 
 # Programs that only hold a server: what is adopted is the child below them.
 _HOLDERS = (
@@ -176,15 +177,6 @@ def instructions(program: Program, name: str = "sglang.service") -> list[str]:
 def _read(pid: int, name: str) -> list[str]:
     with open(f"/proc/{pid}/{name}", "rb") as stream:
         return stream.read().decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent of a process, None when it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            return int(stream.read().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def name_of(pid: int) -> str | None:

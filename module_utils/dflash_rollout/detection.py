@@ -88,7 +88,7 @@ def _carried(unit: str, pids: list[int]) -> Owner | None:
         while above:
             if above == main:
                 return None
-            above = adoption.parent_of(above)
+            above = units.parent_of(above)
     return Owner(None, f"{unit}, though not started by its main process {main} ({name or 'unknown'})")
 
 

@@ -65,7 +65,7 @@ def inspect_serving(
         "model_ids": None,
         "switch": record and {**record, "seconds": seconds_in_states(record)},
         "switch_running": store.running() is not None,
-        "acceptance": acceptance.kept(state_dir, store.serving()),
+        "acceptance": acceptance.kept(state_dir, state),
         "way_back": way_back(store),
     }
     if port:

@@ -188,15 +188,26 @@ def boot_id() -> str:
         return stream.read().strip()
 
 
-def _stat(pid: int) -> tuple[int, int] | None:
-    """(parent, start time in ticks) of a living process; None when it ended or is a zombie."""
+def _stat_fields(pid: int) -> list[str] | None:
+    """/proc/PID/stat from the process's state on (proc_pid_stat(5)); None when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
             # The name in parentheses may hold anything, so count from the last parenthesis.
-            fields = stream.read().rpartition(")")[2].split()
+            return stream.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(parent, start time in ticks) of a living process; None when it ended or is a zombie."""
+    fields = _stat_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process, None when it has ended."""
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[1])
 
 
 def is_alive(process: Process) -> bool:

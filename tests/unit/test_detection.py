@@ -72,7 +72,8 @@ def host(monkeypatch):
         main = units.parse_unit("x.service", f"MainPID={main_pid}")
         monkeypatch.setattr(units, "show", lambda unit: main)
         parents = {12: 11, 11: 10, 10: 1}
-        monkeypatch.setattr(detection.adoption, "parent_of", parents.get)
+        for place in (detection.units, detection.adoption):
+            monkeypatch.setattr(place, "parent_of", parents.get)
         monkeypatch.setattr(detection.adoption, "name_of", lambda pid: main_name)
         monkeypatch.setattr(containers, "publishing", lambda engine, port: list(published))
         monkeypatch.setattr(
