@@ -94,7 +94,7 @@ EXAMPLES = r"""
     state: followed
     name: drafter-0a1b2c3d
   register: __job
-  until: __job.finished or __job.failure
+  until: __job.finished or __job.failure != ''
   retries: 720
   delay: 0
 

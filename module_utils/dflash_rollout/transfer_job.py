@@ -114,6 +114,7 @@ def unit_properties(job: Job) -> list[str]:
         "MemoryDenyWriteExecute=yes",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
+        "SystemCallErrorNumber=EPERM",
         "UMask=0077",
         f"MemoryMax={MEMORY_MAX}",
         "TasksMax=64",
