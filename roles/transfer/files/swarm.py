@@ -530,6 +530,9 @@ def main(words: list[str]) -> int:
     except SwarmError as error:
         print(error, file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        print(f"{error} for {sys.executable}: install requirements.txt there", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
