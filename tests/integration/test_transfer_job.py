@@ -75,7 +75,9 @@ def test_a_file_comes_in_a_sandbox_and_nothing_stays(host, job):
     assert host.run(f"ls {PATH} /run/vllm-dflash-transfer 2>&1; true").count("No such file") == 2
     assert job()["changed"]
     seen = follow(host, 20)
-    assert (seen["failed"], seen["finished"], seen["failure"], seen["percent"]) == (False, True, "", 100), seen
+    assert (seen["failed"], seen["finished"], seen["failure"], seen["percent"]) == (False, True, "", 100), (
+        seen
+    )
     assert seen["msg"] == "100 B in 1.5 s"
     assert host.run(f"stat -c '%U %a %s' {PATH}") == "carrier 600 100"
     assert host.run(f"systemctl show --value -p LoadState {UNIT}") == "not-found"

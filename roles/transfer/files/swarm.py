@@ -111,11 +111,15 @@ def make_plan(order: dict, resolve, torrent) -> dict:
     files = {file["sha256"]: file["source"] for host in hosts.values() for file in host["missing"]}
     torrents = {sha256: torrent(source, sha256) for sha256, source in files.items()}
     # Where the control node's connections seem to come from: as ssh sees it, since nobody else has been asked.
-    clients = {host["client"].split()[0].partition("%")[0] for host in hosts.values() if host["client"].split()}
+    clients = {
+        host["client"].split()[0].partition("%")[0] for host in hosts.values() if host["client"].split()
+    }
     everyone = sorted({address for name in hosts for address in addresses[name]} | clients)
 
     def wanting(sha256: str) -> list[str]:
-        return sorted(name for name in hosts if any(file["sha256"] == sha256 for file in hosts[name]["missing"]))
+        return sorted(
+            name for name in hosts if any(file["sha256"] == sha256 for file in hosts[name]["missing"])
+        )
 
     def peers(sha256: str, but: str = "") -> list[str]:
         return [addresses[name][0] for name in wanting(sha256) if name != but]
@@ -143,7 +147,8 @@ def make_plan(order: dict, resolve, torrent) -> dict:
         "allow": everyone,
         "limit_s": order["limit_s"],
         "files": [
-            {"path": source, "torrent": torrents[sha256], "peers": peers(sha256)} for sha256, source in files.items()
+            {"path": source, "torrent": torrents[sha256], "peers": peers(sha256)}
+            for sha256, source in files.items()
         ],
     }
     return plan
@@ -334,7 +339,9 @@ class Swarm:
                 f"Port {self._config['port']} can't be opened ({alert.message()}): set transfer_swarm_port to a free one"
             )
         if isinstance(alert, lt.torrent_error_alert | lt.file_error_alert):
-            raise SwarmError(f"{alert.message()}: look at the disk (df), then run again: it goes on with what arrived")
+            raise SwarmError(
+                f"{alert.message()}: look at the disk (df), then run again: it goes on with what arrived"
+            )
         if isinstance(alert, lt.cache_flushed_alert):
             for torrent in self._torrents:
                 torrent["flushed"] |= torrent["flushing"] and torrent["handle"] == alert.handle
