@@ -53,3 +53,4 @@ lock: $(READY) ## resolve the control node's requirements again
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header requirements.in -o requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header -c requirements.txt requirements-dev.in -o requirements-dev.txt
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/vllm/files/uv.in -o roles/vllm/files/uv.txt
+	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/transfer/files/swarm.in -o roles/transfer/files/swarm.txt
