@@ -8,15 +8,19 @@ are refused as well, because two readers of such a file can disagree about what 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import download
 from .errors import RolloutError
+from .files import read_json, write_json
 
 #: Bits of one element, for every dtype that the format names.
 DTYPE_BITS = {
@@ -105,28 +109,80 @@ def read_header(path: str) -> Header:
     descriptor = _open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
-        head = _pread(path, descriptor, min(size, 512), 0)
-        length = _header_length(path, head, size)
-        raw = _pread(path, descriptor, length, 8)
+        return _header(path, size, lambda length, offset: _pread(path, descriptor, length, offset))
     finally:
         os.close(descriptor)
-    tensors, metadata, payload = _parse(path, raw)
+
+
+def read_remote_header(url: str, headers: dict[str, str]) -> Header:
+    """The header of the safetensors file at `url`, by two requests for a part; `headers` go with them.
+
+    Raises RolloutError as read_header does, and where the server can't be reached, refuses, or sends no parts.
+    """
+    shown = download.shown_url(url)
+
+    def fetch(length: int, offset: int) -> tuple[int, bytes]:
+        try:
+            total, chunks = download.fetch_range(url, headers, offset, offset + length)
+            return total, b"".join(chunks)
+        except download.DownloadError as error:
+            raise RolloutError(str(error)) from error
+        except OSError as error:
+            raise RolloutError(
+                f"{shown} can't be reached",
+                found=str(error),
+                remedy="see whether this host has a route to it, and whether its certificate is known here",
+            ) from error
+
+    size, head = fetch(512, 0)
+    # Most of a request is its way there: the first one brings what a damaged file is told by as well.
+    return _header(shown, size, lambda length, offset: head[:length] if offset == 0 else fetch(length, offset)[1])
+
+
+def _header(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
+    """The header of a file of `size` bytes of which `read(length, offset)` returns a part."""
+    head = read(min(size, 512), 0)
+    length = _header_length(name, head, size)
+    raw = read(length, 8)
+    tensors, metadata, payload = _parse(name, raw)
     expected = 8 + length + payload
     if size < expected:
         raise RolloutError(
-            f"{path} is cut short: {_bytes(expected - size)} missing at its end",
+            f"{name} is cut short: {_bytes(expected - size)} missing at its end",
             found=f"{size:,} bytes",
             expected=f"{expected:,} bytes (8 + header {length:,} + payload {payload:,})",
             remedy="the transfer did not finish; resume it or " + _FETCH_AGAIN,
         )
     if size > expected:
         raise RolloutError(
-            f"{path} is too long by {_bytes(size - expected)}",
+            f"{name} is too long by {_bytes(size - expected)}",
             found=f"{size:,} bytes",
             expected=f"{expected:,} bytes (8 + header {length:,} + payload {payload:,})",
             remedy="something was appended, or two downloads were mixed; " + _FETCH_AGAIN,
         )
-    return Header(tensors, metadata, payload, (path,))
+    return Header(tensors, metadata, payload, (name,))
+
+
+def known_header(cache_dir: str, sha256: str, read: Callable[[], Header]) -> dict[str, object]:
+    """The JSON form of a header, from `cache_dir` where the header of the file of this digest was kept before.
+
+    With a digest that is known, not even the header's pages are read again. Raises what `read` raises; a folder
+    that can't be written is no reason not to know the header.
+    """
+    if not sha256 or not cache_dir:
+        return read().as_json()
+    path = os.path.join(cache_dir, f"{sha256}.header.json")
+    try:
+        known = read_json(path)
+    except ValueError:  # cut short
+        known = None
+    if isinstance(known, dict) and known.get("tensors"):
+        return known
+    header = read().as_json()
+    with contextlib.suppress(OSError):
+        os.makedirs(cache_dir, exist_ok=True)
+        write_json(path, header)
+    return header
 
 
 def _open_regular(path: str) -> int:

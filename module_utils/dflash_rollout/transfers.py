@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -59,6 +60,22 @@ class Held:
     def as_json(self) -> dict[str, object]:
         """The form that the modules return, and take again."""
         return asdict(self)
+
+
+def held_from_json(value: dict) -> Held:
+    """A Held from what `as_json` made of one. Raises RolloutError for ranges that are none."""
+    ranges = value.get("ranges")
+    try:
+        pairs = None if ranges is None else tuple((int(first), int(end)) for first, end in ranges)
+    except (TypeError, ValueError) as error:
+        raise RolloutError("ranges are no byte ranges", found=repr(ranges), expected="[[first, end], ...]") from error
+    return Held(**{**value, "ranges": pairs, "incoming": value.get("incoming") or f"{value['path']}.incoming"})
+
+
+def has_aes() -> bool:
+    """Whether this processor has instructions for AES, with which AES-GCM is the fastest cipher of ssh."""
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as stream:
+        return re.search(r"^(flags|Features)\s*:.*\baes\b", stream.read(), re.MULTILINE) is not None
 
 
 def look(
@@ -136,7 +153,12 @@ def place(held: Iterable[Held], *, superseded: Iterable[str] = (), discard: bool
                 if not discard:
                     raise
                 os.unlink(file.incoming)
-                raise replace_remedy(error, "what arrived was removed: check the URL and the pinned SHA-256, run again") from error
+                raise RolloutError(
+                    error.message,
+                    found=error.found,
+                    expected=error.expected,
+                    remedy="what arrived was removed: see whether URL and SHA-256 belong together, then run again",
+                ) from error
         placed.append(replace(file, state="verified", size=done.size, read_bytes=done.read_bytes, incoming=""))
     for pattern in superseded:
         for path in glob.glob(pattern, include_hidden=True):
