@@ -1,0 +1,219 @@
+"""What the benchmarks share: booted hosts, plays that are watched, tables, results as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+ROOT = BENCH.parent
+RESULTS = BENCH / "results"
+sys.path.insert(0, str(ROOT / "tests" / "testbed"))
+
+from bedlib import hosts as bedhosts  # noqa: E402 - after the path that leads to it
+from bedlib import machine  # noqa: E402
+
+BED = [sys.executable, str(ROOT / "tests" / "testbed" / "bed.py")]
+
+
+def bed(*arguments: str) -> str:
+    """Run one verb of the test bed and return what it prints; its progress goes to the terminal."""
+    return subprocess.run([*BED, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@contextlib.contextmanager
+def booted(name: str, count: int, *options: str, keep: bool = False) -> Iterator[Bed]:
+    """A bed of `count` hosts, taken down at the end unless `keep`; one that is up is taken as it is."""
+    try:
+        bed("up", name, "--hosts", str(count), *options)
+        yield Bed(name)
+    finally:
+        if not keep:
+            bed("down", name)
+
+
+class Bed:
+    """A bed that is up, seen from outside."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bed = bedhosts.require(name)
+        self.inventory = self.bed.run / "inventory.yml"
+        self.hosts = [host.name for host in self.bed.hosts]
+        self.control_groups = machine.make_cgroups(name, "control")
+
+    def upper(self, host: str) -> Path:
+        """The host's own part of its disk, as this machine sees it."""
+        return Path(self.bed.disks, host, "upper")
+
+    def ssh(self, host: str, command: str, *, check: bool = True) -> str:
+        """What a shell command prints, run by ops over ssh."""
+        login = ["ssh", "-F", str(self.bed.run / "ssh_config"), host, command]
+        return subprocess.run(login, check=check, stdout=subprocess.PIPE, text=True).stdout
+
+    def cpu(self, *groups: str) -> float:
+        """CPU seconds used so far by everything in cgroups of this bed: hosts by their name, or "control"."""
+        total = 0
+        for group in groups:
+            for line in (self._cgroup2() / group / "cpu.stat").read_text().splitlines():
+                if line.startswith("usage_usec "):
+                    total += int(line.split()[1])
+        return total / 1e6
+
+    def _cgroup2(self) -> Path:
+        for top in machine.hierarchies():
+            if (top / "cgroup.controllers").exists():
+                return top / machine.CGROUP / self.name
+        raise machine.BedError("no cgroup2 hierarchy: CPU time can't be measured here")
+
+    def control(self, command: Sequence[str]) -> list[str]:
+        """The command, to be run in the bed's cgroup "control": what it leaves is measured and found there."""
+        enter = "".join(f'echo $$ > "{group}/cgroup.procs"; ' for group in self.control_groups)
+        return ["sh", "-c", enter + 'exec "$@"', "sh", *command]
+
+
+@dataclass
+class Play:
+    """One run of ansible-playbook. Times are seconds, or seconds since the epoch for start and end."""
+
+    status: int
+    output: str
+    start: float
+    end: float
+    control_cpu: float
+    host_cpu: float
+    batches: list[dict] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the whole command."""
+        return self.end - self.start
+
+    def tasks(self) -> Iterator[tuple[dict, dict, float]]:
+        """(batch, task, wall seconds until the next task or the end of the batch) in order."""
+        for number, batch in enumerate(self.batches):
+            last = self.batches[number + 1]["start"] if number + 1 < len(self.batches) else self.end
+            for task, following in zip(batch["tasks"], [*batch["tasks"][1:], None], strict=True):
+                yield batch, task, (following["start"] if following else last) - task["start"]
+
+    def changed(self) -> list[str]:
+        """Names of tasks that changed something, with their hosts."""
+        return [
+            f"{task['name']} ({host})"
+            for batch in self.batches
+            for task in batch["tasks"]
+            for host, result in task["hosts"].items()
+            if result["changed"]
+        ]
+
+
+def play(bed: Bed, playbook: Path | str, *options: str, variables: dict | None = None, check=True) -> Play:
+    """Run ansible-playbook against a bed, from the root of the project and with its ansible.cfg, as a user does.
+
+    Raises SystemExit with the end of the output when `check` and it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tally = Path(folder) / "tally.json"
+        command = [program("ansible-playbook"), "-i", str(bed.inventory), str(playbook), *options]
+        environment = {
+            **os.environ,
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CALLBACK_PLUGINS": f"{ROOT / 'callback_plugins'}:{BENCH / 'callback_plugins'}",
+            "ANSIBLE_CALLBACKS_ENABLED": "tally",
+            "BENCH_TALLY": str(tally),
+        }
+        before = bed.cpu("control"), bed.cpu(*bed.hosts)
+        start = time.time()
+        done = subprocess.run(
+            bed.control([*command, "-e", json.dumps(variables or {})]),
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        end = time.time()
+        after = bed.cpu("control"), bed.cpu(*bed.hosts)
+        if check and done.returncode:
+            raise SystemExit(f"{playbook} ended with {done.returncode}:\n{done.stdout[-6000:]}")
+        batches = json.loads(tally.read_text())["batches"] if tally.exists() else []
+    return Play(done.returncode, done.stdout, start, end, after[0] - before[0], after[1] - before[1], batches)
+
+
+def program(name: str) -> str:
+    """A program of the control node's venv, else the one on PATH."""
+    own = ROOT / ".venv/bin" / name
+    found = str(own) if own.exists() else shutil.which(name)
+    if found is None:
+        raise SystemExit(f"no {name}: run `make venv` first")
+    return found
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table whose source is aligned as well; text to the left, numbers to the right."""
+    cells = [[*map(str, head)], *([*map(_cell, row)] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    right = [
+        bool(rows) and all(isinstance(row[column], int | float) or row[column] is None for row in rows)
+        for column in range(len(head))
+    ]
+    lines = [
+        "| "
+        + " | ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        )
+        + " |"
+        for row in cells
+    ]
+    rule = (
+        "|"
+        + "|".join(
+            "-" * (width + 1) + (":" if to_right else "-")
+            for width, to_right in zip(widths, right, strict=True)
+        )
+        + "|"
+    )
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+    return str(value)
+
+
+def save(name: str, **data: object) -> None:
+    """Keep a benchmark's numbers as JSON, with the date and the machine they are from."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"date": now(), "machine": this_machine(), **data}, indent=2) + "\n")
+    print(f"\nwritten: {path.relative_to(ROOT)}")
+
+
+def now() -> str:
+    """This minute in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def this_machine() -> str:
+    """What a reader has to know to compare numbers: processor, cores, memory, kernel."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores {model}, {memory:.0f} GiB, Linux {platform.release()}"
