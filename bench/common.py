@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ RESULTS = BENCH / "results"
 sys.path.insert(0, str(ROOT / "tests" / "testbed"))
 
 from bedlib import hosts as bedhosts  # noqa: E402 - after the path that leads to it
-from bedlib import machine  # noqa: E402
+from bedlib import machine, network  # noqa: E402
 
 BED = [sys.executable, str(ROOT / "tests" / "testbed" / "bed.py")]
 
@@ -51,16 +52,24 @@ class Bed:
         self.bed = bedhosts.require(name)
         self.inventory = self.bed.run / "inventory.yml"
         self.hosts = [host.name for host in self.bed.hosts]
-        self.control_groups = machine.make_cgroups(name, "control")
+        machine.make_cgroups(name, "control")  # there before the first look at its CPU time
 
     def upper(self, host: str) -> Path:
         """The host's own part of its disk, as this machine sees it."""
         return Path(self.bed.disks, host, "upper")
 
-    def ssh(self, host: str, command: str, *, check: bool = True) -> str:
-        """What a shell command prints, run by ops over ssh."""
-        login = ["ssh", "-F", str(self.bed.run / "ssh_config"), host, command]
-        return subprocess.run(login, check=check, stdout=subprocess.PIPE, text=True).stdout
+    def inside(self, host: str, command: str, *, check: bool = True) -> str:
+        """What a shell command prints, run as root in the host's namespaces: no ssh, nothing over its cable."""
+        pid = bedhosts.guest_init(self.bed, self.bed.host(host))
+        if pid is None:
+            raise SystemExit(f"{host} is off")
+        enter = ["nsenter", "--all", f"--target={pid}", "sh", "-c", command]
+        return subprocess.run(enter, check=check, stdout=subprocess.PIPE, text=True).stdout
+
+    def everywhere(self, hosts: Sequence[str], command: str) -> None:
+        """Run a shell command as root on several hosts, one after the other."""
+        for host in hosts:
+            self.inside(host, command)
 
     def cpu(self, *groups: str) -> float:
         """CPU seconds used so far by everything in cgroups of this bed: hosts by their name, or "control"."""
@@ -78,9 +87,32 @@ class Bed:
         raise machine.BedError("no cgroup2 hierarchy: CPU time can't be measured here")
 
     def control(self, command: Sequence[str]) -> list[str]:
-        """The command, to be run in the bed's cgroup "control": what it leaves is measured and found there."""
-        enter = "".join(f'echo $$ > "{group}/cgroup.procs"; ' for group in self.control_groups)
+        """The command, to be run in the bed's cgroup "control" and, where the bed has rates, on its own cable."""
+        groups = machine.make_cgroups(self.name, "control")
+        enter = "".join(f'echo $$ > "{group}/cgroup.procs"; ' for group in groups)
+        if self.bed.rate:
+            command = ["nsenter", f"--net={self._namespace}", *command]
         return ["sh", "-c", enter + 'exec "$@"', "sh", *command]
+
+    def kill_control(self) -> None:
+        """SIGKILL everything that runs as the control node, ssh's shared connections included."""
+        for pid in machine.cgroup_pids(self.name, "control"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not machine.wait_cgroup_empty(self.name, "control", seconds=20):
+            raise SystemExit("processes of the control node don't die")
+
+    @property
+    def _namespace(self) -> Path:
+        return network.namespace_path(self.bed.control)
+
+    def sent(self) -> int:
+        """Bytes that the control node has sent through its cable, headers included."""
+        return network.sent("uplink", inside=str(self._namespace))
+
+    def cable(self, state: str) -> None:
+        """Plug the control node's cable out or in: "down" or "up"."""
+        network.set_link(f"vb-{self.bed.control}", state)
 
 
 @dataclass
@@ -118,39 +150,70 @@ class Play:
         ]
 
 
-def play(bed: Bed, playbook: Path | str, *options: str, variables: dict | None = None, check=True) -> Play:
-    """Run ansible-playbook against a bed, from the root of the project and with its ansible.cfg, as a user does.
+class Running:
+    """An ansible-playbook that runs, from the root of the project and with its ansible.cfg, as a user's does."""
 
-    Raises SystemExit with the end of the output when `check` and it fails.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        tally = Path(folder) / "tally.json"
+    def __init__(
+        self,
+        bed: Bed,
+        playbook: Path | str,
+        *options: str,
+        variables: dict | None = None,
+        env: dict | None = None,
+    ) -> None:
+        self.bed, self.playbook = bed, playbook
+        self._folder = tempfile.TemporaryDirectory()
+        self._tally = Path(self._folder.name) / "tally.json"
+        self._output = Path(self._folder.name) / "output"
         command = [program("ansible-playbook"), "-i", str(bed.inventory), str(playbook), *options]
         environment = {
             **os.environ,
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_CALLBACK_PLUGINS": f"{ROOT / 'callback_plugins'}:{BENCH / 'callback_plugins'}",
             "ANSIBLE_CALLBACKS_ENABLED": "tally",
-            "BENCH_TALLY": str(tally),
+            "BENCH_TALLY": str(self._tally),
+            **(env or {}),
         }
-        before = bed.cpu("control"), bed.cpu(*bed.hosts)
-        start = time.time()
-        done = subprocess.run(
-            bed.control([*command, "-e", json.dumps(variables or {})]),
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        self._cpu = bed.cpu("control"), bed.cpu(*bed.hosts)
+        self.start = time.time()
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                bed.control([*command, "-e", json.dumps(variables or {})]),
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def alive(self) -> bool:
+        """It has not ended yet."""
+        return self._process.poll() is None
+
+    def wait(self, *, check: bool = True, timeout: float | None = None) -> Play:
+        """Wait for its end. Raises SystemExit with the end of the output when `check` and it failed."""
+        status = self._process.wait(timeout)
         end = time.time()
-        after = bed.cpu("control"), bed.cpu(*bed.hosts)
-        if check and done.returncode:
-            raise SystemExit(f"{playbook} ended with {done.returncode}:\n{done.stdout[-6000:]}")
-        batches = json.loads(tally.read_text())["batches"] if tally.exists() else []
-    return Play(done.returncode, done.stdout, start, end, after[0] - before[0], after[1] - before[1], batches)
+        cpu = self.bed.cpu("control"), self.bed.cpu(*self.bed.hosts)
+        output = self._output.read_text(errors="replace")
+        batches = json.loads(self._tally.read_text())["batches"] if self._tally.exists() else []
+        self._folder.cleanup()
+        if check and status:
+            raise SystemExit(f"{self.playbook} ended with {status}:\n{output[-6000:]}")
+        control, hosts = cpu[0] - self._cpu[0], cpu[1] - self._cpu[1]
+        return Play(status, output, self.start, end, control, hosts, batches)
+
+
+def play(
+    bed: Bed,
+    playbook: Path | str,
+    *options: str,
+    variables: dict | None = None,
+    env: dict | None = None,
+    check: bool = True,
+) -> Play:
+    """Run ansible-playbook to its end. Raises SystemExit when `check` and it fails."""
+    return Running(bed, playbook, *options, variables=variables, env=env).wait(check=check)
 
 
 def program(name: str) -> str:
