@@ -85,13 +85,13 @@ class CallbackModule(CallbackBase):
         """A worker begins with one host."""
         self.started[host.get_name(), task._uuid] = time.time()
 
-    def _done(self, result: CallbackTaskResult) -> None:
+    def _done(self, result: CallbackTaskResult, *, skipped: bool = False, failed: bool = False) -> None:
         host, uuid = result.host.get_name(), result.task._uuid
         task = next(task for task in reversed(self.batches[-1]["tasks"]) if task["uuid"] == uuid)
-        action = task["action"].rpartition(".")[2]
-        if result.is_skipped():
+        # What a callback gets no longer says whether it was skipped or failed: which method was called does.
+        if skipped:
             kind = "skipped"
-        elif action in CONTROL_ONLY:
+        elif task["action"].rpartition(".")[2] in CONTROL_ONLY:
             kind = "control"
         elif "localhost" in (result.task_fields.get("delegate_to"), host):
             kind = "local"
@@ -100,16 +100,25 @@ class CallbackModule(CallbackBase):
         task["hosts"][host] = {
             "kind": kind,
             "changed": result.is_changed(),
-            "failed": result.is_failed() or result.is_unreachable(),
-            "items": len(result.result.get("results") or []) if result.task.loop else 1,
+            "failed": failed,
             "seconds": time.time() - self.started.get((host, uuid), task["start"]),
         }
 
-    v2_runner_on_ok = v2_runner_on_skipped = v2_runner_on_unreachable = _done
+    def v2_runner_on_ok(self, result: CallbackTaskResult) -> None:
+        """A task ended well on a host."""
+        self._done(result)
+
+    def v2_runner_on_skipped(self, result: CallbackTaskResult) -> None:
+        """A task's condition was false on a host."""
+        self._done(result, skipped=True)
 
     def v2_runner_on_failed(self, result: CallbackTaskResult, ignore_errors: bool = False) -> None:
-        """As any other end of a task on a host."""
-        self._done(result)
+        """A task failed on a host."""
+        self._done(result, failed=True)
+
+    def v2_runner_on_unreachable(self, result: CallbackTaskResult) -> None:
+        """A host is gone."""
+        self._done(result, failed=True)
 
     def v2_playbook_on_stats(self, stats) -> None:
         """The run is over: write it down."""
