@@ -261,12 +261,13 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def save(name: str, **data: object) -> None:
-    """Keep a benchmark's numbers as JSON, with the date and the machine they are from."""
+def save(name: str, text: str, **data: object) -> None:
+    """Print a benchmark's tables, and keep them and its numbers with the date and the machine they are from."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"date": now(), "machine": this_machine(), **data}, indent=2) + "\n")
-    print(f"\nwritten: {path.relative_to(ROOT)}")
+    kept = {"date": now(), "machine": this_machine(), **data}
+    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    (RESULTS / f"{name}.md").write_text(f"{kept['date']}, {kept['machine']}.\n\n{text}\n")
+    print(f"\n{text}\n\nwritten: {RESULTS.relative_to(ROOT)}/{name}.json and .md")
 
 
 def now() -> str:

@@ -80,9 +80,10 @@ def main() -> None:
             for transport in wanted:
                 measured.append(measure(bed, bed.hosts[:count], transport, drafter))
                 print(details(measured[-1:], bound).splitlines()[-1], flush=True)
-    print(f"\n{pivot(measured, bound)}\n\n{details(measured, bound)}")
     save(
         "distribution",
+        f"S = {drafter.size:,} bytes, B = {args.rate} for every cable.\n\n"
+        f"{pivot(measured, bound)}\n\n{details(measured, bound)}",
         rate=args.rate,
         size=drafter.size,
         bound_s=bound,

@@ -88,9 +88,13 @@ def main() -> None:
         )
         whole = statistics.median(one["play"] for one in same) if "play" in same[0] else None
         rows.append([name, drafter.size / transfer / 1e6, transfer, whole, control, hosts])
-    print(f"\n{drafter.size:,} bytes to one host, cable without a limit, median of {args.runs}")
-    print(table(["", "MB/s", "transfer s", "whole play s", "CPU s control node", "CPU s host"], rows))
-    save("one_host", size=drafter.size, transfers=found)
+    head = ["", "MB/s", "transfer s", "whole play s", "CPU s control node", "CPU s host"]
+    save(
+        "one_host",
+        f"{drafter.size:,} bytes to one host, cable without a limit, median of {args.runs}.\n\n{table(head, rows)}",
+        size=drafter.size,
+        transfers=found,
+    )
 
 
 if __name__ == "__main__":

@@ -227,19 +227,20 @@ def report(
         ["ratio", *(a / b for a, b in zip(ours, least, strict=True))],
     ]
     median = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
-    print(f"\nSecond run, {args.hosts} hosts, median of {args.runs}, changed=0")
-    print(table(["", "wall s", "CPU s of the control node", "CPU s of the hosts"], rows))
-    print(f"\nTask results: {', '.join(f'{number} {kind}' for kind, number in sorted(kinds.items()))}")
     hosts_read = {path: size for path, size in read.items() if path != str(drafter)}
-    print(
-        f"Model files: {read[str(drafter)]:,} bytes brought into the page cache of {drafter.name} on the control node,"
-        f" {sum(hosts_read.values()):,} of {len(hosts_read)} files on the hosts"
-    )
-    print(f"\n{phases(median)}")
+    parts = [
+        f"Second run of site.yml on {args.hosts} hosts, median of {args.runs}, changed=0:\n\n"
+        + table(["", "wall s", "CPU s of the control node", "CPU s of the hosts"], rows),
+        f"Task results in both: {', '.join(f'{number} {kind}' for kind, number in sorted(kinds.items()))}.\n"
+        f"Brought into the page cache: {read[str(drafter)]:,} bytes of the drafter on the control node,"
+        f" {sum(hosts_read.values()):,} bytes of {len(hosts_read)} model files on the hosts (headers).",
+        phases(median),
+    ]
     if args.profile:
-        print(f"\n{profile(median)}")
+        parts.append(profile(median))
     save(
         "second_run",
+        "\n\n".join(parts),
         hosts=args.hosts,
         site_s=[run.seconds for run in runs],
         empty_s=[run.seconds for run in empties],

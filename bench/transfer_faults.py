@@ -237,9 +237,14 @@ def main() -> None:
         [one["transport"], one["case"], one["found"], one["limit"], "yes" if one["right"] else "NO"]
         for one in found
     ]
-    print(f"\n{drafter.size:,} bytes, cables of {args.rate}")
-    print(table(["transport", "what", "found", "limit", "within"], rows))
-    save("transfer_faults", rate=args.rate, size=drafter.size, cases=found)
+    head = ["transport", "what", "found", "limit", "within"]
+    save(
+        "transfer_faults",
+        f"{drafter.size:,} bytes, cables of {args.rate}.\n\n{table(head, rows)}",
+        rate=args.rate,
+        size=drafter.size,
+        cases=found,
+    )
     if not all(one["right"] for one in found):
         raise SystemExit(1)
 
