@@ -51,11 +51,11 @@ def empty_tasks(task: dict, hosts: list[str]) -> list[dict]:
             made["ansible.builtin.ping"] = {}
         if kind == "local":
             made |= {"delegate_to": "localhost", "become": False}
+        if task["run_once"]:
+            made["run_once"] = True
         if kind == "skipped":
             made["when"] = False
-        elif task["run_once"]:
-            made["run_once"] = True
-        elif set(names) != set(hosts):
+        elif not task["run_once"] and set(names) != set(hosts):
             made["when"] = f"inventory_hostname in {json.dumps(names)}"
         tasks.append(made)
     return tasks
@@ -194,12 +194,13 @@ def main() -> None:
             runs.append(run)
             read = {path: max(bytes_read[path], read.get(path, 0)) for path in bytes_read}
             empties.append(play(bed, empty))
+            if not count(empties[-1].batches) == count(run.batches) == kinds:
+                raise SystemExit(
+                    f"not as many tasks: {kinds}, {count(run.batches)}, {count(empties[-1].batches)}"
+                )
             print(
                 f"{number + 1}: site.yml {run.seconds:.2f} s, empty {empties[-1].seconds:.2f} s", flush=True
             )
-        same = count(empties[-1].batches) == kinds == count(runs[-1].batches)
-    if not same:
-        raise SystemExit(f"not as many tasks: site.yml {kinds}, empty play {count(empties[-1].batches)}")
     report(args, runs, empties, kinds, read, drafter)
 
 

@@ -52,6 +52,7 @@ def results(plays: list[dict]) -> Counter[str]:
         [task("some skip", {"a": "host", "b": "skipped", "c": "host"})],
         [task("some skip", {"a": "control", "b": "skipped", "c": "skipped"})],
         [task("all", everywhere("host")), task("once", {"a": "local"}, run_once=True)],
+        [task("all", everywhere("host")), task("once", {"a": "skipped"}, run_once=True)],
     ],
 )
 def test_the_empty_play_has_as_many_results_of_each_kind(tasks):
