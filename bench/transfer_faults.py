@@ -106,12 +106,12 @@ def flip(bed: Bed, transport: str, drafter: Drafter, _: argparse.Namespace) -> d
 
 
 def running(bed: Bed, host: str) -> set[str]:
-    """Command lines of the host's processes, and its listening ports, seen from outside."""
+    """How the host's processes were called, and its listening ports, seen from outside."""
     found = set()
     for pid in machine.cgroup_pids(bed.name, host):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found.add(b" ".join(words).decode(errors="replace").strip())
+            found.add(b" ".join(words[:4]).decode(errors="replace").strip()[:60])
     init = bedhosts.guest_init(bed.bed, bed.bed.host(host))
     listening = subprocess.run(
         ["nsenter", f"--net=/proc/{init}/ns/net", "ss", "-H", "-l", "-n", "-t", "-u"],
@@ -144,13 +144,16 @@ def orphans(bed: Bed, transport: str, drafter: Drafter, args: argparse.Namespace
             left = {host: more for host in hosts if (more := running(bed, host) - quiet[host])}
         seconds = time.monotonic() - gone
         bed.cable("up")
+        for host in left:  # not to be taken for quiet later
+            bed_verb("power-cut", bed.name, host)
+            bed_verb("power-on", bed.name, host)
         how = "cut off and killed" if cut else "killed"
         cases.append(
             {
                 "case": f"control node {how} in mid-transfer",
                 "found": f"nothing left on {len(hosts)} hosts after {seconds:.0f} s"
                 if not left
-                else f"left: {left}",
+                else f"after {seconds:.0f} s left: {'; '.join(sorted(set().union(*left.values())))}",
                 "limit": f"≤ {args.patience} s",
                 "right": not left,
                 "seconds": seconds,
@@ -232,7 +235,9 @@ def main() -> None:
                 result = CASES[name](bed, transport, drafter, args)
                 for case in result if isinstance(result, list) else [result]:
                     found.append({"transport": transport, **case})
-                    print(f"{transport}: {case['case']}: {case['found']}{case.get('failed', '')}", flush=True)
+                    print(f"{transport}: {case['case']}: {case['found']}", flush=True)
+                    if case.get("failed"):
+                        print(case["failed"])
     rows = [
         [one["transport"], one["case"], one["found"], one["limit"], "yes" if one["right"] else "NO"]
         for one in found
