@@ -6,6 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 READY := .venv/.ready
 BED := python3 tests/testbed/bed.py
+BENCH ?= header_cost second_run one_host transfer_faults distribution
 
 .PHONY: help venv lint test test-unit molecule faults demo demo-down bench lock docs
 
@@ -43,8 +44,9 @@ demo: $(READY) ## boot two hosts with a simulated SGLang and take them to vLLM w
 demo-down: ## leave nothing of the demo behind
 	$(BED) down demo
 
-bench: $(READY) ## what reading a drafter's header costs
-	python3 bench/header_cost.py
+bench: $(READY) ## what claims of speed rest on; BENCH=distribution for one (bench/README.md)
+	failed=; for name in $(BENCH); do echo "== $$name"; python3 bench/$$name.py || failed="$$failed $$name"; done; \
+	  test -z "$$failed" || { echo "over a limit, or failed:$$failed" >&2; exit 1; }
 
 docs: $(READY) ## regenerate the variable reference from the roles' argument specs
 	python3 tools/variables.py
