@@ -8,17 +8,16 @@ import os
 import pkgutil
 import pwd
 import re
-import shlex
 import signal
 import subprocess
 import time
 
 from . import units
 from .errors import RolloutError
-from .files import read_text
 
 # Imported so that Ansible packs it; what runs is its source, on the standard input of the venv's Python.
 from .launch_probe import BEGIN, END
+from .secret_files import read_environment
 
 LOG_TAIL_LINES = 40
 PARAGRAPH_LENGTH = 700
@@ -175,30 +174,6 @@ def _communicate(argv: list[str], source: bytes, timeout: int, **options) -> tup
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
     return process.returncode, output.decode(errors="replace")
-
-
-def read_environment(path: str) -> dict[str, str]:
-    """The variables of a systemd EnvironmentFile of the plain kind: one KEY=value a line, quoted or not.
-
-    Raises RolloutError for a missing file and for a line of any other kind.
-    """
-    text = read_text(path)
-    if text is None:
-        raise RolloutError(f"There is no environment file {path}")
-    variables = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
-        if not line or line[0] in "#;":
-            continue
-        key, equals, value = line.partition("=")
-        try:
-            words = shlex.split(value) if value[:1] in ("'", '"') else [value]
-        except ValueError:
-            words = []
-        if not equals or not key.isidentifier() or len(words) != 1 or line.endswith("\\"):
-            raise RolloutError(f"Line {number} of {path} is no KEY=value", remedy="one variable a line")
-        variables[key] = words[0]
-    return variables
 
 
 def read_answer(output: str) -> tuple[dict | None, list[str]]:

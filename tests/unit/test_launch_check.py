@@ -14,14 +14,12 @@ import textwrap
 import time
 
 import pytest
-from dflash_rollout.errors import RolloutError
 from dflash_rollout.launch_check import (
     PARAGRAPH_LENGTH,
     LaunchCheckFailed,
     error_paragraph,
     missing,
     read_answer,
-    read_environment,
     run,
 )
 from dflash_rollout.launch_probe import BEGIN, END
@@ -177,30 +175,6 @@ def test_read_answer_of_a_probe_that_broke_off(output):
     answer, log = read_answer(output)
     assert answer is None
     assert log == output.splitlines()
-
-
-def test_read_environment(tmp_path):
-    path = tmp_path / "environment"
-    path.write_text('# caches\n\nHOME=/var/cache/x\nA="two words"\n B=b c=d \n;C=no\nEMPTY=\n')
-    assert read_environment(str(path)) == {
-        "HOME": "/var/cache/x",
-        "A": "two words",
-        "B": "b c=d",
-        "EMPTY": "",
-    }
-
-
-@pytest.mark.parametrize("line", ["no equals", "1A=b", 'A="open', 'A="b" c', "A=b\\"])
-def test_read_environment_refuses(tmp_path, line):
-    path = tmp_path / "environment"
-    path.write_text(f"OK=1\n{line}\n")
-    with pytest.raises(RolloutError, match="Line 2"):
-        read_environment(str(path))
-
-
-def test_read_environment_missing(tmp_path):
-    with pytest.raises(RolloutError, match="no environment file"):
-        read_environment(str(tmp_path / "environment"))
 
 
 def test_missing(tmp_path):
