@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 from dflash_rollout import model_folder
 from dflash_rollout.model_folder import bound, check_pins, look
+
+ROLES = Path(__file__).parents[2] / "roles"
 
 
 @pytest.fixture
@@ -24,10 +30,22 @@ def folder(tmp_path):
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 
 
-def test_bound():
-    assert bound("/root/models/Q/") == "/root/models/Q"
-    assert bound("/root/hub/models--a--Q/snapshots/0a1b/") == "/root/hub/models--a--Q"
-    assert bound("/srv/snapshots/Q") == "/srv/snapshots/Q"
+@pytest.mark.parametrize(
+    ("target", "binds"),
+    [
+        ("/root/models/Q", "/root/models/Q"),
+        ("/root/hub/models--a--Q/snapshots/0a1b/", "/root/hub/models--a--Q"),
+        ("/root/hub/models--a--Q/snapshots/0a1b", "/root/hub/models--a--Q"),
+        ("/srv/snapshots/Q", "/srv/snapshots/Q"),
+    ],
+)
+def test_preflight_and_the_unit_mean_the_same_folder(target, binds):
+    """The role binds what preflight looked at: its one line of Jinja, and `bound`."""
+    role = yaml.safe_load((ROLES / "vllm_service/vars/main.yml").read_text())
+    environment = jinja2.Environment()  # noqa: S701, no HTML
+    environment.filters["regex_replace"] = lambda text, pattern, to: re.sub(pattern, to, text)
+    rendered = environment.from_string(role["__vllm_service_target_bind"]).render(vllm_service_target=target)
+    assert rendered == bound(target) == binds
 
 
 @root_only
