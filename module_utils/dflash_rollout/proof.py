@@ -85,12 +85,18 @@ class Deadline:
         return left
 
 
+def _address(server: dict) -> str:
+    """Host and port as in a URL: an address of IPv6 stands in brackets."""
+    host = f"[{server['host']}]" if ":" in server["host"] else server["host"]
+    return f"{host}:{server['port']}"
+
+
 def _open(
     server: dict, path: str, deadline: Deadline, body: dict | None, key: str | None
 ) -> http.client.HTTPResponse:
     """The answer, with its body yet to be read. `key`: the API key, where there is one."""
     request = urllib.request.Request(
-        f"http://{server['host']}:{server['port']}{path}",
+        f"http://{_address(server)}{path}",
         data=None if body is None else json.dumps(body).encode(),
         headers={} if body is None else {"Content-Type": "application/json"},
     )
@@ -138,8 +144,7 @@ def ask(server: dict, path: str, deadline: Deadline, body: dict | None = None, r
     except urllib.error.URLError as error:
         if isinstance(error.reason, TimeoutError):
             raise NoProof(f"{path}: no complete answer within {deadline.seconds:g} s") from error
-        where = f"http://{server['host']}:{server['port']}{path}"
-        raise NoProof(f"{where} can't be reached: {error.reason}") from error
+        raise NoProof(f"http://{_address(server)}{path} can't be reached: {error.reason}") from error
     except TimeoutError as error:
         raise NoProof(f"{path}: no complete answer within {deadline.seconds:g} s") from error
     except (OSError, http.client.HTTPException) as error:

@@ -102,6 +102,11 @@ def test_secrets_of_releases_that_are_gone_go(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["a" * 16, "sglang"]
 
 
+def test_an_address_of_ipv6_is_in_brackets():
+    assert proof._address({"host": "::1", "port": 30000}) == "[::1]:30000"
+    assert proof._address({"host": "127.0.0.1", "port": 1}) == "127.0.0.1:1"
+
+
 def test_no_key(tmp_path):
     assert api_key({"name": "sglang"}) is None
     assert api_key({"name": "sglang", "api_key_file": None}) is None
