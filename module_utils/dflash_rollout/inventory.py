@@ -190,6 +190,26 @@ def check_name(name: str, prefixes: list[str], known: list[str]) -> str | None:
     return None
 
 
+#: What would put a secret into a world-readable file of the release: (variable, key) → the variable to use.
+_MISPLACED = {
+    ("vllm_service_args", "api-key"): "vllm_service_api_key",
+    ("vllm_service_args", "hf-token"): "vllm_service_hub_token",
+    ("vllm_service_environment", "VLLM-API-KEY"): "vllm_service_api_key",
+    ("vllm_service_environment", "HF-TOKEN"): "vllm_service_hub_token",
+    ("vllm_service_environment", "HUGGING-FACE-HUB-TOKEN"): "vllm_service_hub_token",
+}
+
+
+def misplaced_secrets(values: dict) -> Iterator[str]:
+    """Secrets where everybody on the host could read them, in words and without the value."""
+    for name in sorted({name for name, _ in _MISPLACED}):
+        entries = values.get(name)
+        for key in entries if isinstance(entries, dict) else ():
+            right = _MISPLACED.get((name, str(key).replace("_", "-")))
+            if right:
+                yield f"{name} holds a secret ({key}), and is world-readable on the host. What to do: set {right} instead."
+
+
 def known_options(specs: dict[str, dict]) -> dict[str, dict]:
     """The public options of all roles: name → its part of the argument spec.
 
@@ -234,6 +254,7 @@ def check(
     for host, own_names in names.items():
         values = hosts.get(host, {})
         texts = [verdicts[name] for name in own_names if verdicts[name]]
+        texts.extend(misplaced_secrets(values))
         for name, option in options.items():
             if name in values:
                 texts.extend(check_value(name, values[name], option))

@@ -35,6 +35,23 @@ _PROPERTIES = {
 }
 
 
+def systemd_version() -> int | None:
+    """The version of systemd's tools (`systemd 252 (252.39-1)` → 252), or None where there are none or no number."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return int(done.stdout.split()[1])
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return None
+
+
 @dataclass(frozen=True)
 class Unit:
     """What systemd says of a unit, or a container engine of a container in the same words (see containers.py).

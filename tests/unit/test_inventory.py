@@ -301,3 +301,28 @@ def test_what_ansible_refuses_in_a_list_is_refused(value, element):
     refused = bool(ArgumentSpecValidator({"x": spec}).validate({"x": [value]}).error_messages)
     if refused:
         assert list(inventory.check_value("x", [value], spec))
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [
+        ({"vllm_service_args": {"api-key": "marker"}}, "vllm_service_api_key"),
+        ({"vllm_service_args": {"api_key": ["marker"]}}, "vllm_service_api_key"),
+        ({"vllm_service_environment": {"HF_TOKEN": "marker"}}, "vllm_service_hub_token"),
+        ({"vllm_service_environment": {"VLLM_API_KEY": "marker"}}, "vllm_service_api_key"),
+    ],
+)
+def test_a_secret_in_a_world_readable_file_is_refused(values, right):
+    (text,) = inventory.misplaced_secrets(values)
+    assert text.endswith(f"set {right} instead.")
+    assert "marker" not in text
+    (fault,) = inventory.check("gpu_hosts", {"a": values}, {"a": []}, {})
+    assert fault.text == text
+
+
+def test_other_arguments_are_no_secrets():
+    assert not list(
+        inventory.misplaced_secrets(
+            {"vllm_service_args": {"max-model-len": 1}, "vllm_service_environment": "{{ x }}"}
+        )
+    )

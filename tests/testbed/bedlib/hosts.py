@@ -108,7 +108,15 @@ def load(name: str) -> Bed | None:
     if not path.exists():
         return None
     data = json.loads(path.read_text())
-    return Bed(**{**data, "hosts": [Host(**host) for host in data["hosts"]]})
+    # Beds of other checkouts are up at the same time, and may know more than this one.
+    known = {field.name for field in dataclasses.fields(Host)}
+    hosts = [Host(**{key: host[key] for key in host if key in known}) for host in data["hosts"]]
+    return Bed(
+        **{
+            **{field.name: data[field.name] for field in dataclasses.fields(Bed) if field.name in data},
+            "hosts": hosts,
+        }
+    )
 
 
 def require(name: str) -> Bed:
