@@ -7,7 +7,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 READY := .venv/.ready
 BED := python3 tests/testbed/bed.py
 
-.PHONY: help venv lint test test-unit molecule faults demo demo-down bench lock docs
+.PHONY: help venv lint test test-unit molecule faults demo demo-down bench lock lock-vllm lock-check docs
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,3 +53,9 @@ lock: $(READY) ## resolve the control node's requirements again
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header requirements.in -o requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header -c requirements.txt requirements-dev.in -o requirements-dev.txt
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/vllm/files/uv.in -o roles/vllm/files/uv.txt
+
+lock-vllm: $(READY) ## resolve a version of vLLM as of its release: make lock-vllm VERSION=0.26.0
+	python3 tools/lock.py write $(VERSION)
+
+lock-check: $(READY) ## are the locks of vLLM complete for each Python; reads metadata only
+	python3 tools/lock.py check
