@@ -254,7 +254,7 @@ def _run(argv: list[str], environment: dict[str, str], wanted: Wanted, what: str
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _CAUSES = (
-    (r"hash(es)? mismatch|do not match the hashes|hashes are required|in --require-hashes mode",
+    (r"[Hh]ash(es)? mismatch|HASHES|do not match the hashes|hashes are required|in --require-hashes mode",
      "every file as the lock has its sha256",
      "the index or the wheelhouse has another file under that name: look at it before anything else"),
     (r"\b40[13]\b|[Uu]nauthorized|[Ff]orbidden",
