@@ -265,8 +265,11 @@ def load_drafter(config, layers: list[int]) -> dict:
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
 
-    # The drafter uses the target's embedding and head unless its file brings its own.
-    shared = tuple(part for part in ("embed_tokens", "lm_head") if not any(part in name for name in tensors))
+    # The drafter uses the target's embedding and head unless its file brings its own, and from 0.26 a mask
+    # embedding of its own only where a file beside the weights brings that.
+    shared = [part for part in ("embed_tokens", "lm_head") if not any(part in name for name in tensors)]
+    if not getattr(drafter.model, "has_separate_mask_embedding", True):
+        shared.append("mask_embedding")
     incomplete = [
         f"{name} (from the file: {', '.join(copies.sources[storage(parameter)]) or 'nothing'})"
         for name, parameter in drafter.named_parameters()
