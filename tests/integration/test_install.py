@@ -27,7 +27,7 @@ SECOND = "0.26.0"
 @pytest.fixture
 def bare(bootable, request):
     """A host on the base image alone, with the full-size target; `request.param` are options of `bed.py up`."""
-    name = f"in{WORKER}"
+    name = f"vn{WORKER}"
     bed("down", name)
     yield Fleet(_boot(name, 1, "--no-sglang", *request.param), Path("/nonexistent"))
     bed("down", name)
