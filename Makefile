@@ -33,7 +33,7 @@ molecule: $(READY) ## each role over ssh on booted hosts
 faults: $(READY) ## every fault in every state on booted hosts, and the table docs/faults.md
 	python3 tests/faults/run.py --docs
 
-test: lint molecule ## everything: lint, molecule, unit, modules, the whole play on booted hosts
+test: lint lock-check molecule ## everything: lint, the locks, molecule, unit, modules, the whole play on booted hosts
 	# Two at a time: most of it is waiting for hosts.
 	pytest -n 2 --dist loadfile tests/unit tests/modules tests/integration
 
