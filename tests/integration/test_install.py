@@ -81,14 +81,14 @@ def test_without_a_way_out_and_interrupted(bare, wheelhouse, tmp_path):
 
     assert bare.play("playbooks/wheelhouse.yml", **variables).status == 0
     again = bare.play("playbooks/wheelhouse.yml", **variables)
-    assert again.recap["localhost" if "localhost" in again.recap else host.name]["changed"] == 0, again.output
+    assert again.recap[host.name]["changed"] == 0, again.output
 
     # A disk that is too small: said so, and nothing under the name.
     host.run("mkdir -p /opt/vllm-dflash/venvs && mount -t tmpfs -o size=600m tmpfs /opt/vllm-dflash/venvs")
     play = bare.play(INSTALL, **variables)
     assert play.status != 0
-    assert "full" in play.output, play.output
-    assert "on different filesystems" not in play.output  # the warning is for installs that succeed
+    assert "the filesystem of" in play.output, play.output
+    assert "is full" in play.output, play.output
     assert not [name for name in venvs(host) if name[0] != "." and not name.endswith(".txt")]
     host.run("umount /opt/vllm-dflash/venvs")
 
