@@ -73,6 +73,11 @@ payload_bytes:
   returned: success
   type: int
   sample: 3460426240
+file_bytes:
+  description: Size of the file or all shards, headers included.
+  returned: success
+  type: int
+  sample: 3460431112
 files:
   description: The files that were read, the index first where there is one.
   returned: success

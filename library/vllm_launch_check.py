@@ -16,7 +16,7 @@ description:
   - With tensor parallelism the drafter is built whole, as the one rank of a group.
   - Needs no GPU memory, no network and no port, so it runs while another server serves. It takes about 1 GiB
     of memory and 10 to 60 seconds.
-  - Written for vLLM 0.20.1 and a launch whose speculative method is C(dflash).
+  - Written for vLLM 0.20.1 and 0.26.0 and a launch whose speculative method is C(dflash).
 options:
   python:
     description: Python of the venv that vLLM is installed in.
@@ -147,6 +147,12 @@ drafter_class:
   returned: when checked
   type: str
   sample: DFlashQwen3ForCausalLM
+sliding_windows:
+  description: The window of each layer of the drafter as vLLM builds it, in tokens; null for full attention.
+  returned: when checked
+  type: list
+  elements: int
+  sample: [2048, 2048, 2048, 2048, null]
 tensors_loaded:
   description: Tensors that vLLM's loader took from the drafter's file.
   returned: when checked

@@ -51,11 +51,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint holds: one file, or all the shards that an index names."""
+    """What a checkpoint holds: one file, or all the shards that an index names.
+
+    `payload_bytes` are the tensors', `file_bytes` those of the files with their headers.
+    """
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     payload_bytes: int
+    file_bytes: int
     files: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
@@ -64,6 +68,7 @@ class Header:
             "tensors": {name: {"dtype": t.dtype, "shape": list(t.shape)} for name, t in self.tensors.items()},
             "metadata": self.metadata,
             "payload_bytes": self.payload_bytes,
+            "file_bytes": self.file_bytes,
             "files": list(self.files),
         }
 
@@ -160,7 +165,7 @@ def _header(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
             expected=f"{expected:,} bytes (8 + header {length:,} + payload {payload:,})",
             remedy="something was appended, or two downloads were mixed; " + _FETCH_AGAIN,
         )
-    return Header(tensors, metadata, payload, (name,))
+    return Header(tensors, metadata, payload, expected, (name,))
 
 
 def known_header(cache_dir: str, sha256: str, read: Callable[[], Header]) -> dict[str, object]:
@@ -533,7 +538,7 @@ def _read_index(path: str) -> Header:
         )
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
-    payload = 0
+    payload = size = 0
     for shard in shards:
         header = read_header(os.path.join(folder, shard))
         for name, tensor in header.tensors.items():
@@ -546,6 +551,7 @@ def _read_index(path: str) -> Header:
             tensors[name] = tensor
         metadata.update(header.metadata)
         payload += header.payload_bytes
+        size += header.file_bytes
     absent = sorted(set(weight_map) - set(tensors))
     if absent:
         raise RolloutError(
@@ -553,4 +559,4 @@ def _read_index(path: str) -> Header:
             found=f"{absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such)",
             remedy="index and shards are of two revisions; fetch all of them again",
         )
-    return Header(tensors, metadata, payload, (path, *(os.path.join(folder, shard) for shard in shards)))
+    return Header(tensors, metadata, payload, size, (path, *(os.path.join(folder, shard) for shard in shards)))

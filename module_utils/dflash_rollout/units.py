@@ -165,6 +165,12 @@ def show(unit: str) -> Unit:
     return parse_unit(unit, _systemctl("show", f"--property={','.join(_PROPERTIES)}", "--", unit))
 
 
+def loaded(pattern: str) -> list[str]:
+    """Names of the units that systemd has in memory: running, failed, or on their way."""
+    listed = _systemctl("list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern)
+    return [line.split()[0] for line in listed.splitlines() if line.split()]
+
+
 def start(unit: str) -> None:
     """Queue the start of a unit, with the failures of earlier attempts forgotten. Doesn't wait."""
     # Fails only for a unit that isn't loaded, which the start says better.
