@@ -15,9 +15,18 @@ from ansible.utils.display import Display
 # Runs in Ansible's own process: a module on localhost would cost a Python start for every host of the fleet.
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module_utils"))
 
-from dflash_rollout import model_file  # noqa: E402
-from dflash_rollout.errors import RolloutError  # noqa: E402
-from dflash_rollout.safetensors import known_header, read_checkpoint  # noqa: E402
+from dflash_rollout import model_file
+from dflash_rollout.errors import RolloutError
+from dflash_rollout.safetensors import known_header, read_checkpoint
+
+ARGUMENT_SPEC = {
+    "path": {"type": "path", "required": True},
+    "sha256": {"type": "str", "default": ""},
+    "digests": {"type": "dict", "default": {}},
+    "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
+    "cache": {"type": "path", "required": True},
+    "header": {"type": "bool", "default": False},
+}
 
 
 @contextlib.contextmanager
@@ -34,7 +43,11 @@ def names_in(folder: str) -> list[str]:
     names = []
     for directory, folders, files in os.walk(folder, followlinks=False):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        names += [os.path.relpath(os.path.join(directory, name), folder) for name in files if not name.startswith(".")]
+        names += [
+            os.path.relpath(os.path.join(directory, name), folder)
+            for name in files
+            if not name.startswith(".")
+        ]
     return sorted(names)
 
 
@@ -47,16 +60,7 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         """Hash what no stamp knows; the same in check mode, since the stamp is the control node's own."""
         result = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(
-            argument_spec={
-                "path": {"type": "path", "required": True},
-                "sha256": {"type": "str", "default": ""},
-                "digests": {"type": "dict", "default": {}},
-                "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
-                "cache": {"type": "path", "required": True},
-                "header": {"type": "bool", "default": False},
-            }
-        )
+        _, options = self.validate_argument_spec(argument_spec=ARGUMENT_SPEC)
         path, cache = options["path"], options["cache"]
         try:
             names = names_in(path) if os.path.isdir(path) else [""]
@@ -90,7 +94,9 @@ class ActionModule(ActionBase):
         lacking = sorted(set(digests) - set(names))
         if lacking:
             raise RolloutError(
-                f"{path} lacks files whose SHA-256 is pinned", found=", ".join(lacking), remedy="download the model again"
+                f"{path} lacks files whose SHA-256 is pinned",
+                found=", ".join(lacking),
+                remedy="download the model again",
             )
 
     def _know(self, path: str, name: str, options: dict) -> dict[str, object]:
@@ -98,5 +104,13 @@ class ActionModule(ActionBase):
         size = os.path.getsize(path)
         if size > 1 << 30:
             Display().vv(f"the digest of {path}: from its stamp, or by reading {size / 1e9:.2f} GB once")
-        known = model_file.inspect(path, sha256=expected, verify=options["verify"], stamp_dir=options["cache"])
-        return {"name": name, "source": path, "sha256": known.sha256, "size": known.size, "read_bytes": known.read_bytes}
+        known = model_file.inspect(
+            path, sha256=expected, verify=options["verify"], stamp_dir=options["cache"]
+        )
+        return {
+            "name": name,
+            "source": path,
+            "sha256": known.sha256,
+            "size": known.size,
+            "read_bytes": known.read_bytes,
+        }

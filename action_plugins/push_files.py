@@ -20,8 +20,8 @@ from ansible.utils.display import Display
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module_utils"))
 
-from dflash_rollout import transfers  # noqa: E402
-from dflash_rollout.transfer_job import size_text  # noqa: E402
+from dflash_rollout import transfers
+from dflash_rollout.transfer_job import size_text
 
 REPORT_S = 5.0
 #: What rsync answers when the connection broke: 10 socket, 12 protocol stream, 30 timeout, 255 ssh itself.
@@ -29,6 +29,11 @@ BROKEN = (10, 12, 30, 255)
 ATTEMPTS = 5
 IO_TIMEOUT_S = 60
 AES = "aes128-gcm@openssh.com"
+
+ARGUMENT_SPEC = {
+    "files": {"type": "list", "elements": "dict", "required": True},
+    "superseded": {"type": "list", "elements": "str", "default": []},
+}
 
 
 class ActionModule(ActionBase):
@@ -39,12 +44,7 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         """Make room, send, verify; each file under its `.incoming` name until its digest is proved."""
         result = super().run(tmp, task_vars)
-        _, options = self.validate_argument_spec(
-            argument_spec={
-                "files": {"type": "list", "elements": "dict", "required": True},
-                "superseded": {"type": "list", "elements": "str", "default": []},
-            }
-        )
+        _, options = self.validate_argument_spec(argument_spec=ARGUMENT_SPEC)
         if self._connection.transport not in ("ssh", "local"):
             raise AnsibleActionFail(
                 f"rsync can't go over the connection {self._connection.transport} of this host. "
@@ -54,7 +54,9 @@ class ActionModule(ActionBase):
         local = self._connection.transport == "local"
         # Received as who logs in: no root shell for rsync, and sudo may ask for a password.
         owner = int(self._low_level_execute_command("id -u", sudoable=False)["stdout"].strip())
-        ready = self._module("model_files", {"files": options["files"], "state": "receiving", "owner": owner}, task_vars)
+        ready = self._module(
+            "model_files", {"files": options["files"], "state": "receiving", "owner": owner}, task_vars
+        )
         if not ready.get("failed") and not ready["rsync"]:
             ready = {"failed": True, "msg": "Found no rsync on this host. What to do: apt install rsync."}
         if ready.get("failed") or self._task.check_mode:
@@ -85,7 +87,9 @@ class ActionModule(ActionBase):
         password = option("password")
         if password:
             if not shutil.which("sshpass"):
-                raise AnsibleActionFail("This host's ssh wants a password. What to do: install sshpass here, or use a key.")
+                raise AnsibleActionFail(
+                    "This host's ssh wants a password. What to do: install sshpass here, or use a key."
+                )
             command = ["sshpass", "-e", *command]
             environment["SSHPASS"] = password
         for name in ("ssh_args", "ssh_common_args", "ssh_extra_args"):
@@ -134,7 +138,9 @@ class ActionModule(ActionBase):
                     f"{file['source']} could not be sent. Found: {reason}. "
                     "What to do: see whether this host can be reached, then run again: it goes on with what arrived."
                 )
-            Display().display(f"{self._host}: the connection broke ({reason}), attempt {attempt + 1} of {ATTEMPTS} goes on")
+            Display().display(
+                f"{self._host}: the connection broke ({reason}), attempt {attempt + 1} of {ATTEMPTS} goes on"
+            )
             time.sleep(2 * attempt)
         raise AssertionError("not reached")
 

@@ -169,9 +169,7 @@ def main():
                 transfers.Wanted(**{key: file[key] for key in ("path", "sha256", "size", "source", "url")})
                 for file in params["files"]
             ]
-            held = transfers.look(
-                wanted, verify=params["verify"], stamp_dir=params["stamp_dir"], check=check
-            )
+            held = transfers.look(wanted, verify=params["verify"], stamp_dir=params["stamp_dir"], check=check)
         else:
             held = [transfers.held_from_json(file) for file in params["files"]]
             if params["state"] == "receiving":

@@ -7,6 +7,8 @@ and ranges ([first, end] pairs to mend, or null for what is missing at the end),
 
 from __future__ import annotations
 
+import http.client
+import io
 import json
 import os
 import sys
@@ -31,7 +33,10 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, request, fp, code, msg, headers, newurl):
         new = super().redirect_request(request, fp, code, msg, headers, newurl)
-        if new is not None and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(request.full_url).netloc:
+        if (
+            new is not None
+            and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(request.full_url).netloc
+        ):
             new.headers = {key: value for key, value in new.headers.items() if key in ("Range", "User-agent")}
         return new
 
@@ -42,7 +47,12 @@ def fetch_range(url: str, headers: dict[str, str], first: int, end: int) -> tupl
     Raises DownloadError where the server refuses or can't send parts, OSError where the network breaks.
     """
     shown = shown_url(url)
-    request = urllib.request.Request(url, headers={**headers, "Range": f"bytes={first}-{end - 1}", "Accept-Encoding": "identity"})
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise DownloadError(
+            f"{shown} can't be fetched. Expected: an http or https URL. What to do: correct it."
+        )
+    part = {"Range": f"bytes={first}-{end - 1}", "Accept-Encoding": "identity"}
+    request = urllib.request.Request(url, headers={**headers, **part})  # noqa: S310, looked at above
     try:
         answer = urllib.request.build_opener(_Redirect).open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
@@ -54,7 +64,9 @@ def fetch_range(url: str, headers: dict[str, str], first: int, end: int) -> tupl
             404: "correct the URL",
             416: "see whether the file there is the one of the pinned SHA-256",
         }.get(error.code, "open the URL on this host by hand")
-        raise DownloadError(f"{shown} is refused. Found: HTTP {error.code} {error.reason}. What to do: {remedy}.") from error
+        raise DownloadError(
+            f"{shown} is refused. Found: HTTP {error.code} {error.reason}. What to do: {remedy}."
+        ) from error
     except ValueError as error:
         raise DownloadError(f"{shown} is no URL. Found: {error}. What to do: correct it.") from error
     total = answer.headers.get("Content-Range", "").rpartition("/")[2]
@@ -88,7 +100,11 @@ def download(config: dict, report: Callable[..., None], sleep: Callable[[float],
     received = 0
     with open(path, "r+b", buffering=0) as stream:
         there = os.fstat(stream.fileno()).st_size
-        todo = [tuple(pair) for pair in config["ranges"]] if config.get("ranges") is not None else [(min(there, size), size)]
+        todo = (
+            [tuple(pair) for pair in config["ranges"]]
+            if config.get("ranges") is not None
+            else [(min(there, size), size)]
+        )
         missing = sum(end - first for first, end in todo)
         for first, end in todo:
             stream.seek(first)
@@ -103,25 +119,33 @@ def download(config: dict, report: Callable[..., None], sleep: Callable[[float],
                         )
                     for chunk in chunks:
                         view = memoryview(chunk)[: end - first]
-                        while view:
-                            count = stream.write(view)
-                            view, first, received = view[count:], first + count, received + count
+                        _write(path, stream, view)
+                        first, received = first + len(view), received + len(view)
                         failures = 0
                         report(size - missing + received, received)
                     if first < end:
                         raise ConnectionError("the connection ended early")
-                except OSError as error:
-                    if error.errno is not None and not isinstance(error, (ConnectionError, TimeoutError, urllib.error.URLError)):
-                        raise DownloadError(f"{path} can't be written. Found: {error.strerror}. What to do: look at the disk.") from error
+                except (OSError, http.client.HTTPException) as error:
                     failures += 1
                     if failures >= ATTEMPTS:
                         raise DownloadError(
-                            f"{shown_url(config['url'])} can't be reached. Found: {error}. What to do: see whether this host "
-                            "has a route to it, then run again: it goes on with what arrived."
+                            f"{shown_url(config['url'])} can't be reached. Found: {error}. What to do: see whether "
+                            "this host has a route to it, then run again: it goes on with what arrived."
                         ) from error
                     sleep(min(2**failures, 30) / 2)
         os.fsync(stream.fileno())
     report(size, received)
+
+
+def _write(path: str, stream: io.RawIOBase, view: memoryview) -> None:
+    try:
+        while view:
+            view = view[stream.write(view) :]
+    except OSError as error:
+        raise DownloadError(
+            f"{path} can't be written. Found: {error.strerror}. What to do: see whether the disk is full (df), then run "
+            "again: it goes on with what arrived."
+        ) from error
 
 
 def main() -> int:

@@ -323,11 +323,18 @@ def _write_pieces(path: str, read: _Read) -> None:
     try:
         write_json(
             pieces_path(path),
-            {"sha256": read.digest, "size": read.status.st_size, "piece_bytes": PIECE_BYTES, "adler32": read.pieces},
+            {
+                "sha256": read.digest,
+                "size": read.status.st_size,
+                "piece_bytes": PIECE_BYTES,
+                "adler32": read.pieces,
+            },
         )
     except OSError as error:
         raise RolloutError(
-            f"{pieces_path(path)} can't be written", found=error.strerror or str(error), remedy="make room, then run again"
+            f"{pieces_path(path)} can't be written",
+            found=error.strerror or str(error),
+            remedy="make room, then run again",
         ) from error
 
 
@@ -342,7 +349,11 @@ def damaged_ranges(path: str, sha256: str) -> list[tuple[int, int]] | None:
         known = read_json(pieces_path(path))
     except ValueError:  # cut short: as good as none
         known = None
-    if not isinstance(known, dict) or known.get("sha256") != sha256 or known.get("piece_bytes") != PIECE_BYTES:
+    if (
+        not isinstance(known, dict)
+        or known.get("sha256") != sha256
+        or known.get("piece_bytes") != PIECE_BYTES
+    ):
         return None
     descriptor = _open(path)
     if descriptor is None:

@@ -141,7 +141,9 @@ def read_remote_header(url: str, headers: dict[str, str]) -> Header:
 
     size, head = fetch(512, 0)
     # Most of a request is its way there: the first one brings what a damaged file is told by as well.
-    return _header(shown, size, lambda length, offset: head[:length] if offset == 0 else fetch(length, offset)[1])
+    return _header(
+        shown, size, lambda length, offset: head[:length] if offset == 0 else fetch(length, offset)[1]
+    )
 
 
 def _header(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
@@ -559,4 +561,6 @@ def _read_index(path: str) -> Header:
             found=f"{absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such)",
             remedy="index and shards are of two revisions; fetch all of them again",
         )
-    return Header(tensors, metadata, payload, size, (path, *(os.path.join(folder, shard) for shard in shards)))
+    return Header(
+        tensors, metadata, payload, size, (path, *(os.path.join(folder, shard) for shard in shards))
+    )

@@ -68,8 +68,12 @@ def held_from_json(value: dict) -> Held:
     try:
         pairs = None if ranges is None else tuple((int(first), int(end)) for first, end in ranges)
     except (TypeError, ValueError) as error:
-        raise RolloutError("ranges are no byte ranges", found=repr(ranges), expected="[[first, end], ...]") from error
-    return Held(**{**value, "ranges": pairs, "incoming": value.get("incoming") or f"{value['path']}.incoming"})
+        raise RolloutError(
+            "ranges are no byte ranges", found=repr(ranges), expected="[[first, end], ...]"
+        ) from error
+    return Held(
+        **{**value, "ranges": pairs, "incoming": value.get("incoming") or f"{value['path']}.incoming"}
+    )
 
 
 def has_aes() -> bool:
@@ -159,7 +163,9 @@ def place(held: Iterable[Held], *, superseded: Iterable[str] = (), discard: bool
                     expected=error.expected,
                     remedy="what arrived was removed: see whether URL and SHA-256 belong together, then run again",
                 ) from error
-        placed.append(replace(file, state="verified", size=done.size, read_bytes=done.read_bytes, incoming=""))
+        placed.append(
+            replace(file, state="verified", size=done.size, read_bytes=done.read_bytes, incoming="")
+        )
     for pattern in superseded:
         for path in glob.glob(pattern, include_hidden=True):
             os.unlink(path)
