@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 
+from ansible import constants as C
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
@@ -61,6 +62,7 @@ class ActionModule(ActionBase):
             ready = {"failed": True, "msg": "Found no rsync on this host. What to do: apt install rsync."}
         if ready.get("failed") or self._task.check_mode:
             return {**result, **ready}
+        self._count = _Count(self._task._uuid, task_vars)
         sent = 0
         for file in ready["missing"]:
             try:
@@ -72,6 +74,7 @@ class ActionModule(ActionBase):
             {"files": ready["missing"], "state": "placed", "superseded": options["superseded"]},
             task_vars,
         )
+        self._count.done(self._host)
         return {**result, **placed, "sent_bytes": sent}
 
     def _module(self, name: str, arguments: dict, task_vars: dict) -> dict:
@@ -146,7 +149,7 @@ class ActionModule(ActionBase):
 
     def _follow(self, command: list[str], environment: dict[str, str], file: dict) -> tuple[int, str, str]:
         """Run rsync, say every few seconds how far it is, and don't outlive the playbook."""
-        parent, begin, last = os.getppid(), time.monotonic(), time.monotonic()
+        parent, last = os.getppid(), time.monotonic()
         size = file["size"] or 0
         text = ""
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
@@ -171,7 +174,7 @@ class ActionModule(ActionBase):
                         text = (text + chunk.decode(errors="replace"))[-8192:]
                         if time.monotonic() - last >= REPORT_S:
                             last = time.monotonic()
-                            self._report(text, size, last - begin)
+                            self._report(text, size)
                 code = process.wait()
             finally:
                 if process.poll() is None:
@@ -184,7 +187,7 @@ class ActionModule(ActionBase):
             errors.seek(0)
             return code, text, errors.read()
 
-    def _report(self, text: str, size: int, seconds: float) -> None:
+    def _report(self, text: str, size: int) -> None:
         found = re.findall(r"([\d,]+)\s+\d+%\s+([\d.]+)([kMG])B/s", text)
         if not found:
             return
@@ -193,7 +196,29 @@ class ActionModule(ActionBase):
         rate = float(found[-1][1]) * {"k": 2**10, "M": 2**20, "G": 2**30}[found[-1][2]]
         share = f"{done * 100 // size} % of {size_text(size)}" if size else size_text(done)
         left = f", {(size - done) / rate:.0f} s left" if rate and size > done else ""
-        Display().display(f"{self._host}: {share}, {rate / 1e6:.3g} MB/s{left}, {seconds:.0f} s")
+        Display().display(f"{self._host}: {share}, {rate / 1e6:.3g} MB/s{left}{self._count.text()}")
+
+
+class _Count:
+    """How many hosts of the play hold their files. Each host's task is a process; a folder of this run is what they share."""
+
+    def __init__(self, task: str, task_vars: dict):
+        self._folder = os.path.join(C.DEFAULT_LOCAL_TMP, f"push-{task}")
+        os.makedirs(self._folder, exist_ok=True)
+        hosts = task_vars["ansible_play_hosts"]
+        self._hosts = len(hosts)
+        held = [task_vars["hostvars"][host].get("transfer_held") for host in hosts]
+        self._before = sum(bool(found) and not found["missing"] for found in held)
+
+    def done(self, host: str) -> None:
+        with open(os.path.join(self._folder, host), "w", encoding="ascii"):
+            pass
+
+    def text(self) -> str:
+        """Empty where there is one host only."""
+        if self._hosts < 2:
+            return ""
+        return f" ({self._before + len(os.listdir(self._folder))} of {self._hosts} hosts done)"
 
 
 class _RsyncFailed(Exception):

@@ -26,7 +26,6 @@ options:
       sha256: {description: The digest that it must have., type: str, required: true}
       size: {description: Its size in bytes., type: int}
       source: {description: Where the control node has it., type: str, default: ""}
-      url: {description: Where it can be fetched., type: str, default: ""}
       state: {description: As returned by another call., type: str, choices: [verified, missing, damaged], default: missing}
       incoming: {description: As returned by another call., type: str, default: ""}
       here: {description: As returned by another call., type: int, default: 0}
@@ -139,7 +138,6 @@ FILE = {
     "sha256": {"type": "str", "required": True},
     "size": {"type": "int"},
     "source": {"type": "str", "default": ""},
-    "url": {"type": "str", "default": ""},
     "state": {"type": "str", "choices": ["verified", "missing", "damaged"], "default": "missing"},
     "incoming": {"type": "str", "default": ""},
     "here": {"type": "int", "default": 0},
@@ -166,7 +164,7 @@ def main():
     try:
         if params["state"] == "verified":
             wanted = [
-                transfers.Wanted(**{key: file[key] for key in ("path", "sha256", "size", "source", "url")})
+                transfers.Wanted(**{key: file[key] for key in ("path", "sha256", "size", "source")})
                 for file in params["files"]
             ]
             held = transfers.look(wanted, verify=params["verify"], stamp_dir=params["stamp_dir"], check=check)

@@ -97,7 +97,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
-            "url": {"type": "str", "default": ""},
+            "url": {"type": "str", "default": "", "no_log": True},
             "headers": {"type": "dict", "default": {}, "no_log": True},
             "sha256": {"type": "str", "default": ""},
             "cache_dir": {"type": "path", "default": ""},

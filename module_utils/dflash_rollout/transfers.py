@@ -23,13 +23,12 @@ RESERVE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file that a host is to hold. `size` in bytes; `source` (a path) and `url` are where it can be had."""
+    """A file that a host is to hold. `size` in bytes; `source` is where the control node has it."""
 
     path: str
     sha256: str
     size: int | None = None
     source: str = ""
-    url: str = ""
 
     @property
     def incoming(self) -> str:
@@ -51,7 +50,6 @@ class Held:
     state: str
     size: int | None = None
     source: str = ""
-    url: str = ""
     incoming: str = ""
     here: int = 0
     ranges: tuple[tuple[int, int], ...] | None = None
@@ -101,7 +99,6 @@ def look(
                 state,
                 seen.size if state == "verified" else file.size,
                 file.source,
-                file.url,
                 "" if state == "verified" else file.incoming,
                 _arrived(file.incoming) if state != "verified" else 0,
                 read_bytes=seen.read_bytes,
