@@ -80,6 +80,11 @@ class Bed:
                     total += int(line.split()[1])
         return total / 1e6
 
+    def hosts_cpu(self) -> float | None:
+        """CPU seconds of all hosts so far; None when one of them is off."""
+        on = all(bedhosts.running(self.bed, host) for host in self.bed.hosts)
+        return self.cpu(*self.hosts) if on else None
+
     def _cgroup2(self) -> Path:
         for top in machine.hierarchies():
             if (top / "cgroup.controllers").exists():
@@ -124,7 +129,7 @@ class Play:
     start: float
     end: float
     control_cpu: float
-    host_cpu: float
+    host_cpu: float | None  # None when a host was off at the end: its cgroup, and the count, went with it
     batches: list[dict] = field(default_factory=list)
 
     @property
@@ -174,7 +179,7 @@ class Running:
             "BENCH_TALLY": str(self._tally),
             **(env or {}),
         }
-        self._cpu = bed.cpu("control"), bed.cpu(*bed.hosts)
+        self._cpu = bed.cpu("control"), bed.hosts_cpu()
         self.start = time.time()
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -194,13 +199,14 @@ class Running:
         """Wait for its end. Raises SystemExit with the end of the output when `check` and it failed."""
         status = self._process.wait(timeout)
         end = time.time()
-        cpu = self.bed.cpu("control"), self.bed.cpu(*self.bed.hosts)
+        cpu = self.bed.cpu("control"), self.bed.hosts_cpu()
         output = self._output.read_text(errors="replace")
         batches = json.loads(self._tally.read_text())["batches"] if self._tally.exists() else []
         self._folder.cleanup()
         if check and status:
             raise SystemExit(f"{self.playbook} ended with {status}:\n{output[-6000:]}")
-        control, hosts = cpu[0] - self._cpu[0], cpu[1] - self._cpu[1]
+        control = cpu[0] - self._cpu[0]
+        hosts = None if None in (cpu[1], self._cpu[1]) else cpu[1] - self._cpu[1]
         return Play(status, output, self.start, end, control, hosts, batches)
 
 

@@ -476,15 +476,18 @@ def gate(session: Session) -> None:
 
 def faults(session: Session) -> None:
     """Back to the stand-in, two roll-outs that die (killed while warming up, crashed after the start), and one that doesn't."""
-    before = (session.guest.read_json(f"{STATE}/serving.json") or {}).get("previous") or {}
-    if before.get("unit") != "sglang.service":
-        raise RuntimeError(
-            f"the way back leads to {before.get('unit')}, not to the stand-in: run this before gate"
-        )
-    back = session.play("rollback", "playbooks/rollback.yml", TINY, 120)
-    session.note("faults", rollback=back)
-    if back["state"] != "CONFIRMED":
-        raise RuntimeError("the stand-in doesn't serve again")
+    serving = session.guest.read_json(f"{STATE}/serving.json")
+    # Without a roll-out before it, the stand-in still serves: nothing to go back from.
+    if serving:
+        before = serving.get("previous") or {}
+        if before.get("unit") != "sglang.service":
+            raise RuntimeError(
+                f"the way back leads to {before.get('unit')}, not to the stand-in: run this before gate"
+            )
+        back = session.play("rollback", "playbooks/rollback.yml", TINY, 120)
+        session.note("faults", rollback=back)
+        if back["state"] != "CONFIRMED":
+            raise RuntimeError("the stand-in doesn't serve again")
     for name, when in (("warmup", "engine holds memory"), ("started", "port answers")):
         if session.left() < 60:
             session.note("faults", **{name: "no time left"})
@@ -497,9 +500,29 @@ def faults(session: Session) -> None:
         left = session.guest.run(
             "nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"
         )
+        units = session.guest.run(
+            "systemctl",
+            "list-units",
+            "--all",
+            "--plain",
+            "--no-legend",
+            "vllm-dflash@*",
+            "sglang*",
+            check=False,
+        )
+        survivors = session.guest.run("pgrep", "-af", "vllm serve|EngineCore", check=False)
         session.note(
             "faults",
-            **{name: {"killed_when": when, "kill": seen, **found, "on_the_gpu_after": left.split("\n")}},
+            **{
+                name: {
+                    "killed_when": when,
+                    "kill": seen,
+                    **found,
+                    "on_the_gpu_after": left.splitlines(),
+                    "units_after": units.splitlines(),
+                    "workers_after": survivors.splitlines(),
+                }
+            },
         )
     # What comes next wants the right drafter to serve.
     again = session.play("again", "site.yml", TINY, 240) if session.left() > 120 else "no time left"
@@ -732,7 +755,7 @@ def run_phases(args: argparse.Namespace) -> int:
                 continue
             log(f"phase {name}, {session.left():.0f} s left")
             begin = time.monotonic()
-            if name != "rollout" and not session.guest.read_json(f"{STATE}/serving.json"):
+            if name not in ("rollout", "faults") and not session.guest.read_json(f"{STATE}/serving.json"):
                 session.note(name, error="left out: no roll-out was confirmed before")
                 continue
             try:
