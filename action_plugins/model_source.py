@@ -70,7 +70,9 @@ class ActionModule(ActionBase):
                 for name in names:
                     files.append(self._know(os.path.join(path, name) if name else path, name, options))
                 if options["header"]:
-                    result["header"] = known_header(cache, files[0]["sha256"], lambda: read_checkpoint(path))
+                    # A folder has no digest of its own, and its first file may be the license of ten models.
+                    digest = files[0]["sha256"] if names == [""] else ""
+                    result["header"] = known_header(cache, digest, lambda: read_checkpoint(path))
         except RolloutError as error:
             return {**result, "failed": True, "msg": str(error)}
         except OSError as error:

@@ -178,9 +178,10 @@ def main():
                     "aes": transfers.has_aes(),
                 }
             else:
-                result = {"changed": any(file.state != "verified" for file in held)}
-                if not check:
-                    held = transfers.place(held, superseded=params["superseded"], discard=params["discard"])
+                held, changed = transfers.place(
+                    held, superseded=params["superseded"], discard=params["discard"], check=check
+                )
+                result = {"changed": changed}
     except RolloutError as error:
         module.fail_json(msg=str(error))
     module.exit_json(

@@ -32,7 +32,9 @@ options:
     type: str
     default: ""
   cache_dir:
-    description: Folder for headers that are known, so that the file isn't read again.
+    description:
+      - Folder for headers that are known, so that the file isn't read again.
+      - A header is kept there once the file is verified, which its stamp says, beside it or in this folder (M(model_files)).
     type: path
     default: ""
 attributes:
@@ -90,6 +92,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.dflash_rollout.errors import RolloutError
+from ansible.module_utils.dflash_rollout.model_file import stamped_digest
 from ansible.module_utils.dflash_rollout.safetensors import known_header, read_checkpoint, read_remote_header
 
 
@@ -112,9 +115,11 @@ def main() -> None:
         return read_checkpoint(params["path"])
 
     try:
-        # What is at a URL may be another file tomorrow: only what is read here may be kept.
-        keep = params["cache_dir"] if os.path.exists(params["path"]) and not module.check_mode else ""
-        header = known_header(keep, params["sha256"], read)
+        # What is at a URL, or was never verified, may be another file than the one of this digest: its header isn't kept.
+        path, cache, digest = params["path"], params["cache_dir"], params["sha256"].strip().lower()
+        keep = not module.check_mode and os.path.isfile(path)
+        keep = keep and digest in (stamped_digest(path), stamped_digest(path, cache))
+        header = known_header(cache, digest, read, keep=keep)
     except RolloutError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, **header)

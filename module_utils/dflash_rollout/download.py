@@ -11,6 +11,7 @@ import http.client
 import io
 import json
 import os
+import re
 import sys
 import time
 import urllib.error
@@ -33,9 +34,10 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, request, fp, code, msg, headers, newurl):
         new = super().redirect_request(request, fp, code, msg, headers, newurl)
+        # The scheme too: from https to http of the same host a token would travel in the clear.
         if (
             new is not None
-            and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(request.full_url).netloc
+            and urllib.parse.urlsplit(newurl)[:2] != urllib.parse.urlsplit(request.full_url)[:2]
         ):
             new.headers = {key: value for key, value in new.headers.items() if key in ("Range", "User-agent")}
         return new
@@ -47,10 +49,17 @@ def fetch_range(url: str, headers: dict[str, str], first: int, end: int) -> tupl
     Raises DownloadError where the server refuses or can't send parts, OSError where the network breaks.
     """
     shown = shown_url(url)
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if not shown.startswith(("http://", "https://")):
         raise DownloadError(
             f"{shown} can't be fetched. Expected: an http or https URL. What to do: correct it."
         )
+    for name, value in headers.items():
+        # Looked at here: what Python says of a wrong one has the value in it, which may be a token.
+        if not re.fullmatch(r"[!#-'*+.^-z|~-]+", name) or not re.fullmatch(r"[\t -~]*", str(value)):
+            raise DownloadError(
+                f"The header {name!r} can't be sent. Expected: one line of ASCII. "
+                "What to do: take line breaks (a token read from a file has one at its end) out of its value."
+            )
     part = {"Range": f"bytes={first}-{end - 1}", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers={**headers, **part})  # noqa: S310, looked at above
     try:
@@ -67,16 +76,25 @@ def fetch_range(url: str, headers: dict[str, str], first: int, end: int) -> tupl
         raise DownloadError(
             f"{shown} is refused. Found: HTTP {error.code} {error.reason}. What to do: {remedy}."
         ) from error
-    except ValueError as error:
-        raise DownloadError(f"{shown} is no URL. Found: {error}. What to do: correct it.") from error
-    total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    if answer.status != 206 or not total.isdigit():
+    except (ValueError, http.client.InvalidURL) as error:
+        # What Python says of it has the query in it.
+        raise DownloadError(
+            f"{shown} is no URL. Found: a port, host or character that can't be. What to do: correct it."
+        ) from error
+    sent = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+    if answer.status == 206 and sent and int(sent[1]) != first:
+        answer.close()
+        raise DownloadError(
+            f"{shown} sends another part. Found: {sent[0]}. Expected: bytes from {first} on. "
+            "What to do: see what stands between this host and the server, or use another transport."
+        )
+    if answer.status != 206 or not sent:
         answer.close()
         raise DownloadError(
             f"{shown} can't be resumed. Found: an answer with the whole file (HTTP {answer.status}) to a request for a part. "
             "What to do: use a server that knows Range requests, as nginx, Apache and object stores do, or another transport."
         )
-    return int(total), _chunks(answer)
+    return int(sent[2]), _chunks(answer)
 
 
 def _chunks(answer) -> Iterator[bytes]:
@@ -87,7 +105,10 @@ def _chunks(answer) -> Iterator[bytes]:
 
 def shown_url(url: str) -> str:
     """The URL without what may be secret in it: user, password, query."""
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        return "The URL"
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
@@ -123,6 +144,8 @@ def download(config: dict, report: Callable[..., None], sleep: Callable[[float],
                         first, received = first + len(view), received + len(view)
                         failures = 0
                         report(size - missing + received, received)
+                        if first >= end:  # a server may send more than it was asked for
+                            break
                     if first < end:
                         raise ConnectionError("the connection ended early")
                 except (OSError, http.client.HTTPException) as error:
@@ -133,7 +156,10 @@ def download(config: dict, report: Callable[..., None], sleep: Callable[[float],
                             "this host has a route to it, then run again: it goes on with what arrived."
                         ) from error
                     sleep(min(2**failures, 30) / 2)
-        os.fsync(stream.fileno())
+        try:
+            os.fsync(stream.fileno())
+        except OSError as error:
+            raise _unwritable(path, error) from error
     report(size, received)
 
 
@@ -142,10 +168,14 @@ def _write(path: str, stream: io.RawIOBase, view: memoryview) -> None:
         while view:
             view = view[stream.write(view) :]
     except OSError as error:
-        raise DownloadError(
-            f"{path} can't be written. Found: {error.strerror}. What to do: see whether the disk is full (df), then run "
-            "again: it goes on with what arrived."
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: str, error: OSError) -> DownloadError:
+    return DownloadError(
+        f"{path} can't be written. Found: {error.strerror}. What to do: see whether the disk is full (df), then run "
+        "again: it goes on with what arrived."
+    )
 
 
 def main() -> int:

@@ -133,6 +133,17 @@ def _open(path: str) -> int | None:
     return descriptor
 
 
+def stamped_digest(path: str, stamp_dir: str = "") -> str | None:
+    """The digest that a matching stamp gives the file at `path`, or None. Reads no byte of the file itself."""
+    descriptor = _open(path)
+    if descriptor is None:
+        return None
+    try:
+        return _read_stamp(stamp_path(path, stamp_dir), os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(frozen=True)
 class _Read:
     """What reading a whole file gave: SHA-256, status, Adler-32 of each piece, and whether a stamp may be made of it."""
@@ -180,9 +191,13 @@ def _hash(path: str, descriptor: int) -> _Read:
     return _Read(digest.hexdigest(), after, tuple(pieces), age >= 0)
 
 
+class WrongDigest(RolloutError):
+    """A file was read in full, and is another one than the one expected."""
+
+
 def _compare(path: str, found: str, size: int, expected: str) -> None:
     if expected and found != expected:
-        raise RolloutError(
+        raise WrongDigest(
             f"{path} has the wrong SHA-256",
             found=f"{found} ({size} bytes)",
             expected=expected,
@@ -338,9 +353,10 @@ def _write_pieces(path: str, read: _Read) -> None:
         ) from error
 
 
-def damaged_ranges(path: str, sha256: str) -> list[tuple[int, int]] | None:
+def damaged_ranges(path: str, sha256: str, copy: str = "") -> list[tuple[int, int]] | None:
     """The byte ranges (first, end) of `path` that differ from when it was put in place with digest `sha256`.
 
+    `copy`: look at this file instead of the one at `path`, a copy of it that was begun to be mended.
     Adler-32 finds every change of one byte and misses 1 of 4 billion others, so what was mended by this still
     has to be verified. None where nothing is known of its pieces: then all of it is to be brought again.
     Raises RolloutError when the file can't be read.
@@ -355,11 +371,11 @@ def damaged_ranges(path: str, sha256: str) -> list[tuple[int, int]] | None:
         or known.get("piece_bytes") != PIECE_BYTES
     ):
         return None
-    descriptor = _open(path)
+    descriptor = _open(copy or path)
     if descriptor is None:
         return None
     try:
-        found = _hash(path, descriptor).pieces
+        found = _hash(copy or path, descriptor).pieces
     finally:
         os.close(descriptor)
     size, expected = known["size"], known["adler32"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import json
 import math
 import os
@@ -129,13 +130,20 @@ def read_remote_header(url: str, headers: dict[str, str]) -> Header:
     def fetch(length: int, offset: int) -> tuple[int, bytes]:
         try:
             total, chunks = download.fetch_range(url, headers, offset, offset + length)
-            return total, b"".join(chunks)
+            data = b""
+            for chunk in chunks:
+                data += chunk
+                if len(data) >= length:  # a server may send more than it was asked for
+                    break
+            if len(data) < min(length, total - offset):
+                raise ConnectionError("the connection ended early")
+            return total, data[:length]
         except download.DownloadError as error:
             raise RolloutError(str(error)) from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise RolloutError(
                 f"{shown} can't be reached",
-                found=str(error),
+                found=str(error) or type(error).__name__,
                 remedy="see whether this host has a route to it, and whether its certificate is known here",
             ) from error
 
@@ -170,25 +178,29 @@ def _header(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
     return Header(tensors, metadata, payload, expected, (name,))
 
 
-def known_header(cache_dir: str, sha256: str, read: Callable[[], Header]) -> dict[str, object]:
+def known_header(
+    cache_dir: str, sha256: str, read: Callable[[], Header], *, keep: bool = True
+) -> dict[str, object]:
     """The JSON form of a header, from `cache_dir` where the header of the file of this digest was kept before.
 
-    With a digest that is known, not even the header's pages are read again. Raises what `read` raises; a folder
-    that can't be written is no reason not to know the header.
+    With a digest that is known, not even the header's pages are read again. `keep` what was read only where the
+    file is known to have this digest. Raises what `read` raises; a folder that can't be read or written is no
+    reason not to know the header.
     """
     if not sha256 or not cache_dir:
         return read().as_json()
     path = os.path.join(cache_dir, f"{sha256}.header.json")
     try:
         known = read_json(path)
-    except ValueError:  # cut short
+    except (OSError, ValueError):  # cut short
         known = None
     if isinstance(known, dict) and known.get("tensors"):
         return known
     header = read().as_json()
-    with contextlib.suppress(OSError):
-        os.makedirs(cache_dir, exist_ok=True)
-        write_json(path, header)
+    if keep:
+        with contextlib.suppress(OSError):
+            os.makedirs(cache_dir, exist_ok=True)
+            write_json(path, header)
     return header
 
 

@@ -120,7 +120,7 @@ def receive(held: Iterable[Held], *, uid: int, gid: int, check: bool = False) ->
     for file in todo:
         try:
             os.makedirs(os.path.dirname(file.incoming), mode=0o755, exist_ok=True)
-            if file.ranges is not None:
+            if file.ranges is not None and not os.path.lexists(file.incoming):
                 _copy(file.path, file.incoming)
             _open_to(file.incoming, uid, gid, file.size)
         except OSError as error:
@@ -132,26 +132,28 @@ def receive(held: Iterable[Held], *, uid: int, gid: int, check: bool = False) ->
     return todo
 
 
-def place(held: Iterable[Held], *, superseded: Iterable[str] = (), discard: bool = False) -> list[Held]:
+def place(
+    held: Iterable[Held], *, superseded: Iterable[str] = (), discard: bool = False, check: bool = False
+) -> tuple[list[Held], bool]:
     """Verify what arrived and give it its name; then remove the partials that match the globs `superseded`.
 
-    `discard`: what has a wrong digest is removed, for transports that would go on from it for ever.
-    Raises RolloutError as model_file.install does.
+    Returns the files, and whether one got its name now. `discard`: what has a wrong digest is removed, for
+    transports that would go on from it for ever. Raises RolloutError as model_file.install does.
     """
-    placed = []
+    placed, changed = [], False
     for file in held:
         if file.state == "verified":
             continue
         if not os.path.lexists(file.incoming):
             # Asked a second time, after a lost connection.
-            done = model_file.inspect(file.path, sha256=file.sha256)
+            done = model_file.inspect(file.path, sha256=file.sha256, check=check)
             if not done.exists:
                 raise RolloutError(f"Neither {file.incoming} nor {file.path} exists", remedy="run again")
         else:
             try:
-                done = model_file.install(file.incoming, file.path, sha256=file.sha256)
-            except RolloutError as error:
-                if not discard:
+                done = model_file.install(file.incoming, file.path, sha256=file.sha256, check=check)
+            except model_file.WrongDigest as error:
+                if not discard or check:
                     raise
                 os.unlink(file.incoming)
                 raise RolloutError(
@@ -160,16 +162,31 @@ def place(held: Iterable[Held], *, superseded: Iterable[str] = (), discard: bool
                     expected=error.expected,
                     remedy="what arrived was removed: see whether URL and SHA-256 belong together, then run again",
                 ) from error
+        changed = changed or done.changed
         placed.append(
             replace(file, state="verified", size=done.size, read_bytes=done.read_bytes, incoming="")
         )
-    for pattern in superseded:
-        for path in glob.glob(pattern, include_hidden=True):
+    if not check:
+        _remove(path for pattern in superseded for path in glob.glob(pattern, include_hidden=True))
+    return placed, changed
+
+
+def _remove(partials: Iterable[str]) -> None:
+    """Remove partials, and the folders that held nothing else."""
+    for path in partials:
+        try:
             os.unlink(path)
             folder = os.path.dirname(path)
             if not os.listdir(folder):
                 os.rmdir(folder)
-    return placed
+        except FileNotFoundError:  # another run was faster
+            continue
+        except OSError as error:
+            raise RolloutError(
+                f"The superseded partial {path} can't be removed",
+                found=error.strerror or str(error),
+                remedy="remove it by hand: the files that were to be brought are in place",
+            ) from error
 
 
 def summary(held: Iterable[Held]) -> str:
@@ -178,7 +195,10 @@ def summary(held: Iterable[Held]) -> str:
     if not todo:
         return "all files are here, verified"
     size = sum(file.size or 0 for file in todo)
-    here = sum(file.size - _bytes_of(file.ranges) if file.ranges is not None else file.here for file in todo)
+    here = sum(
+        max((file.size or 0) - _bytes_of(file.ranges), 0) if file.ranges is not None else file.here
+        for file in todo
+    )
     names = ", ".join(os.path.basename(file.path) for file in todo[:3]) + (", …" if len(todo) > 3 else "")
     damaged = sum(file.state == "damaged" for file in todo)
     return (
@@ -202,10 +222,11 @@ def _arrived(path: str) -> int:
 
 
 def _plan(file: Held) -> Held:
-    if file.state == "damaged" and not os.path.lexists(file.incoming):
-        ranges = model_file.damaged_ranges(file.path, file.sha256)
-        if ranges is not None:
-            return replace(file, ranges=tuple(ranges))
+    """What of a damaged file is to be mended: of the copy where an earlier run made one, which may be half mended."""
+    if file.state == "damaged":
+        copy = file.incoming if os.path.lexists(file.incoming) else ""
+        ranges = model_file.damaged_ranges(file.path, file.sha256, copy)
+        return replace(file, ranges=None if ranges is None else tuple(ranges))
     return file
 
 
