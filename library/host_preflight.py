@@ -66,6 +66,14 @@ options:
     description: Folder of these stamps.
     type: path
     default: /var/lib/vllm-dflash/stamps
+  target_comes:
+    description: The roll-out is going to bring the target, so that files which are missing are no reason.
+    type: bool
+    default: false
+  needs_rsync:
+    description: Files come by rsync.
+    type: bool
+    default: true
   trust_remote_code:
     description: Whether the launch runs Python code of the model folders. Then all of it has to be in O(target_sha256).
     type: bool
@@ -111,6 +119,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+target_here:
+  description: Whether the target's folder is complete.
+  returned: success
+  type: bool
 findings:
   description: Every reason why the host is not fit, one sentence each.
   returned: always
@@ -152,6 +164,8 @@ def main() -> None:
             "known_group": {"type": "str", "default": ""},
             "target_sha256": {"type": "dict", "default": {}},
             "stamps": {"type": "path", "default": "/var/lib/vllm-dflash/stamps"},
+            "target_comes": {"type": "bool", "default": False},
+            "needs_rsync": {"type": "bool", "default": True},
             "trust_remote_code": {"type": "bool", "default": False},
             "service_user": {"type": "str", "default": ""},
             "service_groups": {"type": "list", "elements": "str", "default": []},
@@ -181,6 +195,7 @@ def main() -> None:
         findings=[str(finding) for finding in judge(seen, wanted)],
         notes=said,
         gpus=[asdict(gpu) for gpu in seen.gpus],
+        target_here=not seen.target_missing,
     )
 
 

@@ -57,6 +57,8 @@ class Wanted:
     known_group: str = ""  # the control group of the server before, which for a container need not be a unit
     target_sha256: dict[str, str] = field(default_factory=dict)  # file of the target → its digest
     stamps: str = ""  # folder of the stamps of these
+    target_comes: bool = False  # the roll-out is going to bring it
+    needs_rsync: bool = True
     trust_remote_code: bool = False
     service_user: str = ""
     service_groups: tuple[str, ...] = ()
@@ -322,7 +324,9 @@ def _judge_python(seen: Observed, wanted: Wanted):
 
 
 def _judge_target(seen: Observed, wanted: Wanted):
-    if seen.target_missing == [wanted.target]:
+    if seen.target_missing and wanted.target_comes:
+        pass
+    elif seen.target_missing == [wanted.target]:
         yield Finding(
             "target",
             f"no folder {wanted.target}",
@@ -444,7 +448,7 @@ def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
                 "apt install gcc libc6-dev",
             )
         )
-    if seen.rsync is None:
+    if seen.rsync is None and wanted.needs_rsync:
         findings.append(Finding("rsync", "none", "rsync, which brings the drafter", "apt install rsync"))
     if seen.systemd is None or seen.systemd < MIN_SYSTEMD:
         findings.append(
