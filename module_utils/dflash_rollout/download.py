@@ -53,9 +53,16 @@ def fetch_range(url: str, headers: dict[str, str], first: int, end: int) -> tupl
         raise DownloadError(
             f"{shown} can't be fetched. Expected: an http or https URL. What to do: correct it."
         )
+    if "@" in urllib.parse.urlsplit(url).netloc:
+        raise DownloadError(
+            f"{shown} has a user in front of its host, which would be taken for a part of the host's name. "
+            "What to do: correct it, and give what authorizes in the headers."
+        )
     for name, value in headers.items():
         # Looked at here: what Python says of a wrong one has the value in it, which may be a token.
-        if not re.fullmatch(r"[!#-'*+.^-z|~-]+", name) or not re.fullmatch(r"[\t -~]*", str(value)):
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(
+            r"[\t -~]*", str(value)
+        ):
             raise DownloadError(
                 f"The header {name!r} can't be sent. Expected: one line of ASCII. "
                 "What to do: take line breaks (a token read from a file has one at its end) out of its value."

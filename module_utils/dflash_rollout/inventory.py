@@ -19,8 +19,8 @@ from .errors import RolloutError
 # From here on a name without our prefix is one of ours with a typing error: one wrong letter in ten or more.
 NEAR_MISS = 0.88
 
-_TRUE = {"y", "yes", "on", "1", "true", "t", "1.0"}
-_FALSE = {"n", "no", "off", "0", "false", "f", "0.0"}
+_TRUE = {"y", "yes", "on", "1", "true", "t"}
+_FALSE = {"n", "no", "off", "0", "false", "f"}
 
 _KINDS = {
     "str": "a string",
@@ -67,7 +67,9 @@ def _cast(value: object, wanted: str) -> object:
         if isinstance(value, str):
             return value
     elif wanted == "bool":
-        word = str(value).strip().lower()
+        # The number 1.0 is true to Ansible, the text is not.
+        number = isinstance(value, float) and value in (0.0, 1.0)
+        word = str(int(value) if number else value).strip().lower()
         if isinstance(value, (str, int, float)) and word in _TRUE | _FALSE:
             return word in _TRUE
     elif wanted in ("int", "float"):

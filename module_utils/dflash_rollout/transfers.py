@@ -260,7 +260,8 @@ def _copy(source: str, path: str) -> None:
     """Copy inside a filesystem; where it can share blocks, nothing is written."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with open(source, "rb") as stream:
+        # Unbuffered: copy_file_range moves the position that a buffer would believe to know.
+        with open(source, "rb", buffering=0) as stream:
             while True:
                 try:
                     count = os.copy_file_range(stream.fileno(), descriptor, 1 << 30)

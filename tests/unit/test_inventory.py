@@ -301,6 +301,13 @@ def test_what_is_no_finite_number_is_no_whole_number(value):
     assert list(inventory.check_value("x", [value], {"type": "list", "elements": "int"}))
 
 
+@pytest.mark.parametrize("value", ["0.0", "1.0"])
+def test_a_text_that_is_no_bool_though_its_number_is(value):
+    assert ansible_refuses({"type": "bool"}, value)
+    assert list(inventory.check_value("x", value, {"type": "bool"}))
+    assert not list(inventory.check_value("x", float(value), {"type": "bool"}))
+
+
 @given(value=VALUES, wanted=st.sampled_from(["str", "path", "int", "float", "bool", "list", "dict", "raw"]))
 def test_what_ansible_refuses_is_refused(value, wanted):
     """Ansible's own validator is the oracle in one direction; the other is stricter on purpose."""
