@@ -31,6 +31,7 @@ options:
       here: {description: As returned by another call., type: int, default: 0}
       ranges: {description: As returned by another call., type: raw}
       read_bytes: {description: As returned by another call., type: int, default: 0}
+      stamp_dir: {description: As returned by another call., type: str, default: ""}
   state:
     description: See above.
     type: str
@@ -102,7 +103,7 @@ missing:
     state: {description: V(missing) or V(damaged)., type: str}
     incoming: {description: Where it arrives., type: str}
     here: {description: Bytes that an earlier transfer left., type: int}
-    ranges: {description: The damaged byte ranges as [first, end]; null where all of it is to be brought., type: list}
+    ranges: {description: "The damaged byte ranges as [first, end]; null where all of it is to be brought.", type: list}
 read_bytes:
   description: How many bytes of the files were read.
   returned: success
@@ -143,6 +144,7 @@ FILE = {
     "here": {"type": "int", "default": 0},
     "ranges": {"type": "raw"},
     "read_bytes": {"type": "int", "default": 0},
+    "stamp_dir": {"type": "str", "default": ""},
 }
 
 

@@ -54,10 +54,19 @@ def _identity(status: os.stat_result) -> dict[str, int]:
 
 def stamp_path(path: str, stamp_dir: str = "") -> str:
     """Where the stamp of `path` lies: beside it, or in `stamp_dir` under a name of its own."""
+    return _beside(path, stamp_dir) + ".stamp"
+
+
+def pieces_path(path: str, stamp_dir: str = "") -> str:
+    """Where the checksums of the pieces of `path` lie, as `stamp_path`."""
+    return _beside(path, stamp_dir) + ".pieces"
+
+
+def _beside(path: str, stamp_dir: str) -> str:
     if not stamp_dir:
-        return f"{path}.stamp"
+        return path
     key = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:16]
-    return os.path.join(stamp_dir, f"{os.path.basename(path)}-{key}.stamp")
+    return os.path.join(stamp_dir, f"{os.path.basename(path)}-{key}")
 
 
 def _read_stamp(path: str, status: os.stat_result) -> str | None:
@@ -283,7 +292,7 @@ def _vouched(path: str, digest: str, stamp_dir: str) -> bool:
     """Whether we ever put the file of this digest at `path`: a folder named for it, its checksums, or its stamp."""
     if os.path.basename(os.path.dirname(os.path.abspath(path))) == digest:
         return True
-    for record in (pieces_path(path), stamp_path(path, stamp_dir)):
+    for record in (pieces_path(path, stamp_dir), stamp_path(path, stamp_dir)):
         try:
             known = read_json(record)
         except ValueError:  # cut short: vouches for nothing
@@ -293,7 +302,9 @@ def _vouched(path: str, digest: str, stamp_dir: str) -> bool:
     return False
 
 
-def install(incoming: str, path: str, *, sha256: str = "", check: bool = False) -> ModelFile:
+def install(
+    incoming: str, path: str, *, sha256: str = "", stamp_dir: str = "", check: bool = False
+) -> ModelFile:
     """Verify the file `incoming` and rename it to `path`, durable, with mode 0644, owned by us, stamped.
 
     Until the rename nothing under `path` changes; a file that was there is replaced by it in one step.
@@ -321,23 +332,19 @@ def install(incoming: str, path: str, *, sha256: str = "", check: bool = False) 
                     f"{path} was written to while it was put in place",
                     remedy=f"end whatever writes to {incoming}, then run again",
                 )
-            _write_pieces(path, read)
+            _write_pieces(pieces_path(path, stamp_dir), read)
             if read.stampable:
-                _write_stamp(stamp_path(path), placed, digest)
+                _write_stamp(stamp_path(path, stamp_dir), placed, digest)
     finally:
         os.close(descriptor)
     return ModelFile(path, True, digest, status.st_size, read_bytes=status.st_size, changed=True)
 
 
-def pieces_path(path: str) -> str:
-    """Where the checksums of the pieces of `path` lie."""
-    return f"{path}.pieces"
-
-
 def _write_pieces(path: str, read: _Read) -> None:
     try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         write_json(
-            pieces_path(path),
+            path,
             {
                 "sha256": read.digest,
                 "size": read.status.st_size,
@@ -347,13 +354,15 @@ def _write_pieces(path: str, read: _Read) -> None:
         )
     except OSError as error:
         raise RolloutError(
-            f"{pieces_path(path)} can't be written",
+            f"The checksums {path} can't be written",
             found=error.strerror or str(error),
             remedy="make room, then run again",
         ) from error
 
 
-def damaged_ranges(path: str, sha256: str, copy: str = "") -> list[tuple[int, int]] | None:
+def damaged_ranges(
+    path: str, sha256: str, copy: str = "", stamp_dir: str = ""
+) -> list[tuple[int, int]] | None:
     """The byte ranges (first, end) of `path` that differ from when it was put in place with digest `sha256`.
 
     `copy`: look at this file instead of the one at `path`, a copy of it that was begun to be mended.
@@ -362,7 +371,7 @@ def damaged_ranges(path: str, sha256: str, copy: str = "") -> list[tuple[int, in
     Raises RolloutError when the file can't be read.
     """
     try:
-        known = read_json(pieces_path(path))
+        known = read_json(pieces_path(path, stamp_dir))
     except ValueError:  # cut short: as good as none
         known = None
     if (

@@ -42,7 +42,7 @@ class Held:
 
     `state` is "verified", "missing" or "damaged"; `here` the bytes that need not travel again, as far as is
     known without comparing; `ranges` the damaged byte ranges (first, end), None where all of it is to be
-    brought; `read_bytes` what was read to know this.
+    brought; `read_bytes` what was read to know this; `stamp_dir` where the file's stamp lies, beside it where empty.
     """
 
     path: str
@@ -54,6 +54,7 @@ class Held:
     here: int = 0
     ranges: tuple[tuple[int, int], ...] | None = None
     read_bytes: int = 0
+    stamp_dir: str = ""
 
     def as_json(self) -> dict[str, object]:
         """The form that the modules return, and take again."""
@@ -102,6 +103,7 @@ def look(
                 "" if state == "verified" else file.incoming,
                 _arrived(file.incoming) if state != "verified" else 0,
                 read_bytes=seen.read_bytes,
+                stamp_dir=stamp_dir,
             )
         )
     return held
@@ -146,12 +148,14 @@ def place(
             continue
         if not os.path.lexists(file.incoming):
             # Asked a second time, after a lost connection.
-            done = model_file.inspect(file.path, sha256=file.sha256, check=check)
+            done = model_file.inspect(file.path, sha256=file.sha256, stamp_dir=file.stamp_dir, check=check)
             if not done.exists:
                 raise RolloutError(f"Neither {file.incoming} nor {file.path} exists", remedy="run again")
         else:
             try:
-                done = model_file.install(file.incoming, file.path, sha256=file.sha256, check=check)
+                done = model_file.install(
+                    file.incoming, file.path, sha256=file.sha256, stamp_dir=file.stamp_dir, check=check
+                )
             except model_file.WrongDigest as error:
                 if not discard or check:
                     raise
@@ -225,7 +229,7 @@ def _plan(file: Held) -> Held:
     """What of a damaged file is to be mended: of the copy where an earlier run made one, which may be half mended."""
     if file.state == "damaged":
         copy = file.incoming if os.path.lexists(file.incoming) else ""
-        ranges = model_file.damaged_ranges(file.path, file.sha256, copy)
+        ranges = model_file.damaged_ranges(file.path, file.sha256, copy, file.stamp_dir)
         return replace(file, ranges=None if ranges is None else tuple(ranges))
     return file
 
