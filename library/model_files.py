@@ -103,7 +103,10 @@ missing:
     state: {description: V(missing) or V(damaged)., type: str}
     incoming: {description: Where it arrives., type: str}
     here: {description: Bytes that an earlier transfer left., type: int}
-    ranges: {description: "The damaged byte ranges as [first, end]; null where all of it is to be brought.", type: list}
+    ranges:
+      description: The damaged byte ranges as pairs of first and end; null where all of it is to be brought.
+      type: list
+      elements: list
 read_bytes:
   description: How many bytes of the files were read.
   returned: success
