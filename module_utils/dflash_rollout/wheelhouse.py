@@ -94,26 +94,29 @@ def build(
 
 
 def narrowed(lock: str, platform: Platform, uv: str, environment: dict[str, str]) -> list[str]:
-    """The requirements of a universal lock that one platform needs, each with its hashes, on one line each."""
-    command = [
-        uv,
-        "--no-config",
-        "pip",
-        "compile",
-        "--quiet",
-        "--no-deps",
-        "--generate-hashes",
-        "--no-header",
-    ]
-    command += ["--no-annotate", f"--python-version={platform.python}"]
+    """The requirements of a universal lock that one platform needs, each with its hashes, on one line each.
+
+    uv says which; the hashes are the lock's own, whatever the index says, and it may say none.
+    """
+    command = [uv, "--no-config", "pip", "compile", "--quiet", "--no-deps", "--no-header", "--no-annotate"]
+    command += [f"--python-version={platform.python}"]
     command += [f"--python-platform={platform.machine}-manylinux_2_{min(platform.glibc, 40)}", "-"]
     done = subprocess.run(
         command, input=lock, capture_output=True, text=True, env={**os.environ, **environment}, check=False
     )
     if done.returncode:
         raise RolloutError("uv can't read the lock for this platform", found=_tail(done.stderr))
-    lines = done.stdout.replace("\\\n", " ").splitlines()
-    return [re.sub(r"\s+", " ", line) for line in lines if line and not line.startswith(("#", "-"))]
+    hashes = {}
+    for line in lock.replace("\\\n", " ").splitlines():
+        name, *options = line.partition("#")[0].replace(";", " ").split() or [""]
+        hashes[name] = [option for option in options if option.startswith("--hash=")]
+    lines = [
+        line.split(";")[0].strip() for line in done.stdout.splitlines() if line[:1] not in ("", "#", "-")
+    ]
+    try:
+        return [" ".join([name, *hashes[name]]) for name in lines]
+    except KeyError as error:
+        raise RolloutError("uv names a requirement that is not in the lock", found=str(error)) from error
 
 
 def _download(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 
 import pytest
 from dflash_rollout import wheelhouse
 from dflash_rollout.errors import RolloutError
-from dflash_rollout.wheelhouse import MANIFEST, Platform, build, judged, platform_of
+from dflash_rollout.wheelhouse import MANIFEST, Platform, build, judged, narrowed, platform_of
 
 DEBIAN = Platform("3.11", "x86_64", 36)
 
@@ -73,3 +74,29 @@ def test_build_in_portions_and_once(tmp_path, monkeypatch):
     manifest = json.loads((tmp_path / "w" / MANIFEST).read_text())
     assert manifest["platform"] == DEBIAN.key
     assert len(manifest["files"]) == 2 * (wheelhouse.PORTION + 1)
+
+
+def test_hashes_are_those_of_the_lock(tmp_path):
+    """What the index says of hashes does not count."""
+    lock = (
+        "# a lock\na==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:ab\n"
+        "b==2 ; sys_platform == 'win32' \\\n    --hash=sha256:bb\n"
+        "c==3 ; python_version < '3.12' \\\n    --hash=sha256:cc\n"
+    )
+    uv = tmp_path / "uv"
+
+    def simulate(said: str) -> None:
+        uv.write_text(
+            f"#!/bin/sh\ncat > {shlex.quote(str(tmp_path / 'read'))}; printf %s {shlex.quote(said)}\n"
+        )
+        uv.chmod(0o755)
+
+    simulate("a==1\nc==3\n")
+    assert narrowed(lock, DEBIAN, str(uv), {}) == [
+        "a==1 --hash=sha256:aa --hash=sha256:ab",
+        "c==3 --hash=sha256:cc",
+    ]
+    assert (tmp_path / "read").read_text() == lock
+    simulate("a==2\n")
+    with pytest.raises(RolloutError, match="not in the lock"):
+        narrowed(lock, DEBIAN, str(uv), {})
