@@ -93,6 +93,14 @@ class ActionModule(ActionBase):
                 expected="the model file or folder that is to be brought to the hosts",
                 remedy="download it first, or correct the path in the inventory",
             )
+        for file in (os.path.join(path, name) if name else path for name in names):
+            if not os.path.exists(file):
+                raise RolloutError(
+                    f"{file} is a link to nothing",
+                    found=f"a link to {os.readlink(file)}",
+                    expected="a whole model",
+                    remedy="download the model again",
+                )
         lacking = sorted(set(digests) - set(names))
         if lacking:
             raise RolloutError(

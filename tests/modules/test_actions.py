@@ -15,7 +15,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from drafters import encode
+from drafters import encode  # noqa: E402
 
 
 @pytest.fixture
