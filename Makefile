@@ -6,8 +6,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 READY := .venv/.ready
 BED := python3 tests/testbed/bed.py
+BENCH ?= header_cost second_run one_host transfer_faults distribution
 
-.PHONY: help venv lint test test-unit molecule faults demo demo-down bench lock docs
+.PHONY: help venv lint test test-unit molecule faults demo demo-down bench lock lock-vllm lock-check docs
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +34,7 @@ molecule: $(READY) ## each role over ssh on booted hosts
 faults: $(READY) ## every fault in every state on booted hosts, and the table docs/faults.md
 	python3 tests/faults/run.py --docs
 
-test: lint molecule ## everything: lint, molecule, unit, modules, the whole play on booted hosts
+test: lint lock-check molecule ## everything: lint, the locks, molecule, unit, modules, the whole play on booted hosts
 	# Two at a time: most of it is waiting for hosts.
 	pytest -n 2 --dist loadfile tests/unit tests/modules tests/integration
 
@@ -43,8 +44,9 @@ demo: $(READY) ## boot two hosts with a simulated SGLang and take them to vLLM w
 demo-down: ## leave nothing of the demo behind
 	$(BED) down demo
 
-bench: $(READY) ## what reading a drafter's header costs
-	python3 bench/header_cost.py
+bench: $(READY) ## what claims of speed rest on; BENCH=distribution for one (bench/README.md)
+	failed=; for name in $(BENCH); do echo "== $$name"; python3 bench/$$name.py || failed="$$failed $$name"; done; \
+	  test -z "$$failed" || { echo "over a limit, or failed:$$failed" >&2; exit 1; }
 
 docs: $(READY) ## regenerate the variable reference from the roles' argument specs
 	python3 tools/variables.py
@@ -53,3 +55,10 @@ lock: $(READY) ## resolve the control node's requirements again
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header requirements.in -o requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header -c requirements.txt requirements-dev.in -o requirements-dev.txt
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/vllm/files/uv.in -o roles/vllm/files/uv.txt
+	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/transfer/files/swarm.in -o roles/transfer/files/swarm.txt
+
+lock-vllm: $(READY) ## resolve a version of vLLM as of its release: make lock-vllm VERSION=0.26.0
+	python3 tools/lock.py write $(VERSION)
+
+lock-check: $(READY) ## are the locks of vLLM complete for each Python; reads metadata only
+	python3 tools/lock.py check

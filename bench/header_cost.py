@@ -11,8 +11,6 @@ from header to config, under 1 MiB read.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import statistics
 import subprocess
@@ -20,11 +18,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pagecache import PAGE, drop, resident
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "tests")]
 
 RUNS = 7
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 HEADER = """
 from dflash_rollout.safetensors import read_header
@@ -52,40 +51,6 @@ start = time.perf_counter()
 {body}
 print(time.perf_counter() - start)
 """
-
-
-def drop(path: str) -> None:
-    """Drop the file's clean pages from the page cache."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fdatasync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-
-
-def resident(path: str) -> int:
-    """Pages of the file in the page cache."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    size = os.path.getsize(path)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), "mmap")
-        states = ctypes.create_string_buffer(-(-size // PAGE))
-        try:
-            if libc.mincore(address, size, states):
-                raise OSError(ctypes.get_errno(), "mincore")
-        finally:
-            libc.munmap(address, size)
-    finally:
-        os.close(descriptor)
-    return sum(byte & 1 for byte in states.raw[: -(-size // PAGE)])
 
 
 def measure(path: str, body: str, bytecode: str) -> tuple[float, float, int]:

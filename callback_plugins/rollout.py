@@ -9,7 +9,7 @@ type: stdout
 short_description: The default output, with the progress of what is followed
 description:
   - As P(ansible.builtin.default#callback), but where an attempt of a task with C(until) returned RV(ignore:msg), that is
-    shown in the place of C(FAILED - RETRYING).
+    shown in the place of C(FAILED - RETRYING), with how many hosts of the play are done with the task where it has several.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
@@ -22,6 +22,8 @@ from ansible.plugins.callback.default import CallbackModule as Default
 
 if TYPE_CHECKING:
     from ansible.executor.task_result import CallbackTaskResult
+    from ansible.playbook.play import Play
+    from ansible.playbook.task import Task
 
 
 class CallbackModule(Default):
@@ -31,10 +33,61 @@ class CallbackModule(Default):
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "rollout"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts: set[str] = set()
+        self._gone: set[str] = set()
+        self._done: set[str] = set()
+        self._alone = False
+
+    def v2_playbook_on_play_start(self, play: Play) -> None:
+        """With `serial`, each batch is such a start, with the inventory narrowed to it."""
+        super().v2_playbook_on_play_start(play)
+        inventory = play.get_variable_manager()._inventory
+        self._hosts = {host.name for host in inventory.get_hosts(play.hosts, order=play.order)}
+        self._gone = set()
+
+    def v2_playbook_on_task_start(self, task: Task, is_conditional: bool) -> None:
+        """A new task: nobody is done with it."""
+        self._begin(task)
+        super().v2_playbook_on_task_start(task, is_conditional)
+
+    def v2_playbook_on_handler_task_start(self, task: Task) -> None:
+        """A handler is a task too."""
+        self._begin(task)
+        super().v2_playbook_on_handler_task_start(task)
+
     def v2_runner_retry(self, result: CallbackTaskResult) -> None:
-        """One line: host and what the attempt returned as msg."""
+        """One line: host, what the attempt returned as msg, and how many hosts are done."""
         text = result.result.get("msg")
         if not text or result.result.get("failed"):
             super().v2_runner_retry(result)
-        else:
-            self._display.display(f"{self.host_label(result)}: {text}", color=C.COLOR_DEBUG)
+            return
+        hosts = self._hosts - self._gone
+        if len(hosts) > 1 and not self._alone:
+            text += f" ({len(self._done & hosts)} of {len(hosts)} hosts done)"
+        self._display.display(f"{self.host_label(result)}: {text}", color=C.COLOR_DEBUG)
+
+    def v2_runner_on_ok(self, result: CallbackTaskResult) -> None:
+        """As by default, and counted."""
+        self._done.add(result.host.get_name())
+        super().v2_runner_on_ok(result)
+
+    def v2_runner_on_skipped(self, result: CallbackTaskResult) -> None:
+        """Who skips the task has nothing left to do of it."""
+        self._done.add(result.host.get_name())
+        super().v2_runner_on_skipped(result)
+
+    def v2_runner_on_failed(self, result: CallbackTaskResult, ignore_errors: bool = False) -> None:
+        """A failed host is done with this task too; whether it goes on is for its next task to show."""
+        self._done.add(result.host.get_name())
+        super().v2_runner_on_failed(result, ignore_errors)
+
+    def v2_runner_on_unreachable(self, result: CallbackTaskResult) -> None:
+        """The play goes on without it."""
+        self._gone.add(result.host.get_name())
+        super().v2_runner_on_unreachable(result)
+
+    def _begin(self, task: Task) -> None:
+        self._done = set()
+        self._alone = bool(task.run_once)

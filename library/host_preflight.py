@@ -58,6 +58,39 @@ options:
     description: The control group of the server before. Processes in it may hold GPU memory as well.
     type: str
     default: ""
+  target_sha256:
+    description: File of the target's folder to the SHA-256 that it must have. A file is read once, then known by its stamp.
+    type: dict
+    default: {}
+  stamps:
+    description: Folder of these stamps.
+    type: path
+    default: /var/lib/vllm-dflash/stamps
+  target_comes:
+    description: The roll-out is going to bring the target, so that files which are missing are no reason.
+    type: bool
+    default: false
+  needs_rsync:
+    description: Files come by rsync.
+    type: bool
+    default: true
+  trust_remote_code:
+    description: Whether the launch runs Python code of the model folders. Then all of it has to be in O(target_sha256).
+    type: bool
+    default: false
+  service_user:
+    description: Who the server runs as. The target must not be its to change.
+    type: str
+    default: ""
+  service_groups:
+    description: More groups of that user in the unit.
+    type: list
+    elements: str
+    default: []
+  open_to_all:
+    description: Whether the server listens on every address and asks for no API key, which is worth a warning.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -86,12 +119,21 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+target_here:
+  description: Whether the target's folder is complete.
+  returned: success
+  type: bool
 findings:
   description: Every reason why the host is not fit, one sentence each.
   returned: always
   type: list
   elements: str
   sample: ["NVIDIA driver: found 535.1; expected 580 or later (the wheel is built for CUDA 13). What to do: update …"]
+notes:
+  description: What doesn't stand in the way and should be known; each is a warning too.
+  returned: always
+  type: list
+  elements: str
 gpus:
   description: The GPUs as M(gpu_info) returns them.
   returned: always
@@ -103,7 +145,7 @@ gpus:
 from dataclasses import asdict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_rollout.preflight import Wanted, judge, numbers, observe
+from ansible.module_utils.dflash_rollout.preflight import Wanted, judge, notes, numbers, observe
 
 
 def main() -> None:
@@ -120,6 +162,14 @@ def main() -> None:
             "listeners": {"type": "list", "elements": "dict", "default": []},
             "known_units": {"type": "list", "elements": "str", "required": True},
             "known_group": {"type": "str", "default": ""},
+            "target_sha256": {"type": "dict", "default": {}},
+            "stamps": {"type": "path", "default": "/var/lib/vllm-dflash/stamps"},
+            "target_comes": {"type": "bool", "default": False},
+            "needs_rsync": {"type": "bool", "default": True},
+            "trust_remote_code": {"type": "bool", "default": False},
+            "service_user": {"type": "str", "default": ""},
+            "service_groups": {"type": "list", "elements": "str", "default": []},
+            "open_to_all": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -134,12 +184,18 @@ def main() -> None:
         needs = {path: int(size) for path, size in arguments["needs"].items()}
     except (TypeError, ValueError):
         module.fail_json(msg=f"needs: found {arguments['needs']}; expected a number of bytes for each path.")
-    wanted = Wanted(**{**arguments, "known_units": tuple(arguments["known_units"]), "needs": needs})
-    seen = observe(wanted, listeners)
+    lists = {name: tuple(arguments[name]) for name in ("known_units", "service_groups")}
+    wanted = Wanted(**{**arguments, **lists, "needs": needs})
+    seen = observe(wanted, listeners, module.check_mode)
+    said = notes(seen, wanted)
+    for note in said:
+        module.warn(note)
     module.exit_json(
         changed=False,
         findings=[str(finding) for finding in judge(seen, wanted)],
+        notes=said,
         gpus=[asdict(gpu) for gpu in seen.gpus],
+        target_here=not seen.target_missing,
     )
 
 

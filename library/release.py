@@ -38,6 +38,21 @@ options:
     description: Path of the release that serves now, for the difference that is shown. Empty means none.
     type: path
     default: ""
+  secrets:
+    description:
+      - Environment variables that root alone may read, as C(<digest>) below O(secrets_dir) with mode 0600, an
+        C(EnvironmentFile=) of systemd. The release gets C(secrets.json) with a salted digest of each, so that another
+        value is another release. The salt is this host's own.
+      - Files of releases that are gone are removed.
+    type: dict
+    default: {}
+  api_keys:
+    description: Name to API key of servers that are not a release, as C(<name>) below O(secrets_dir). Empty ones are left out.
+    type: dict
+    default: {}
+  secrets_dir:
+    description: Folder of the secrets, made with mode 0700. Needed with one of the two before.
+    type: path
 attributes:
   check_mode:
     support: full
@@ -88,7 +103,7 @@ diff:
 from dataclasses import asdict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_rollout import release
+from ansible.module_utils.dflash_rollout import release, secret_files
 from ansible.module_utils.dflash_rollout.errors import RolloutError
 
 
@@ -100,14 +115,29 @@ def main():
             "links": {"type": "dict", "default": {}},
             "modes": {"type": "dict", "default": {}},
             "compare_to": {"type": "path", "default": ""},
+            "secrets": {"type": "dict", "default": {}, "no_log": True},
+            "api_keys": {"type": "dict", "default": {}, "no_log": True},
+            "secrets_dir": {"type": "path", "no_log": False},
         },
         supports_check_mode=True,
     )
-    params = module.params
+    params, check = module.params, module.check_mode
+    files, folder, secrets = dict(params["files"]), params["secrets_dir"], params["secrets"]
+    api_keys = {name: key for name, key in params["api_keys"].items() if key}
+    if (secrets or api_keys) and not folder:
+        module.fail_json(msg="secrets_dir is needed for secrets")
     try:
-        content = release.read_content(params["files"], params["links"], params["modes"])
-        made = release.make(params["root"], content, check=module.check_mode)
-        result = asdict(made)
+        if secrets:
+            files["secrets.json"] = secret_files.fingerprints(folder, secrets, check)
+        content = release.read_content(files, params["links"], params["modes"])
+        # The secrets are there first: a release that is there can be started.
+        kept = bool(secrets) and secret_files.put(folder, content.digest, secrets, check)
+        for name, key in api_keys.items():
+            kept |= secret_files.put(folder, name, {f"{name.upper()}_API_KEY": key}, check)
+        made = release.make(params["root"], content, check)
+        if folder and not check:
+            secret_files.drop_orphans(folder, params["root"])
+        result = {**asdict(made), "changed": made.changed or kept}
         if module._diff:
             result["diff"] = release.difference(made, content, params["compare_to"])
     except RolloutError as error:

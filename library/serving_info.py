@@ -43,6 +43,9 @@ options:
     description: For the whole proof.
     type: float
     default: 120.0
+  api_key:
+    description: The API key of a server that no switch knows yet. The descriptions of others name a file.
+    type: str
 attributes:
   check_mode:
     support: full
@@ -66,6 +69,11 @@ serving:
   description: The server that C(serving.json) names, or null where no switch was confirmed yet.
   type: dict
   returned: always
+systemd:
+  description: The version of systemd, or null where it doesn't say.
+  type: int
+  returned: always
+  sample: 252
 previous:
   description: The server before it, or null.
   type: dict
@@ -180,6 +188,7 @@ def main() -> None:
             "host": {"type": "str", "default": "127.0.0.1"},
             "state_dir": {"type": "path", "default": "/var/lib/vllm-dflash"},
             "prove": {"type": "bool", "default": False},
+            "api_key": {"type": "str", "no_log": True},
             "proof_timeout_s": {"type": "float", "default": 120.0},
         },
         supports_check_mode=True,

@@ -71,6 +71,10 @@ options:
         description: The policy that a container gets when it serves again, as C(docker update --restart) takes
           it. Not given, the one it has when the switch begins.
         type: str
+      api_key_file:
+        description: A file that root alone can read with the API key as C(VLLM_API_KEY=) or C(SGLANG_API_KEY=), where
+          the server asks for one. The key itself is in no order and no record.
+        type: path
   new:
     description: The server to serve.
     type: dict

@@ -16,7 +16,7 @@ description:
   - With tensor parallelism the drafter is built whole, as the one rank of a group.
   - Needs no GPU memory, no network and no port, so it runs while another server serves. It takes about 1 GiB
     of memory and 10 to 60 seconds.
-  - Written for vLLM 0.20.1 and a launch whose speculative method is C(dflash).
+  - Written for vLLM 0.20.1 and 0.26.0 and a launch whose speculative method is C(dflash).
 options:
   python:
     description: Python of the venv that vLLM is installed in.
@@ -50,6 +50,16 @@ options:
     description: Seconds after which the check is ended.
     type: int
     default: 300
+  nccl_ranks:
+    description:
+      - Also have this many GPUs of the host add up a tensor over NCCL, each in a process of its own, in the same
+        sandbox. It takes some hundred MiB on each GPU. 0 leaves it out.
+    type: int
+    default: 0
+  nccl_timeout:
+    description: Seconds after which that is ended. Ranks that wait for each other for ever are what it looks for.
+    type: int
+    default: 120
 attributes:
   check_mode:
     support: full
@@ -137,6 +147,12 @@ drafter_class:
   returned: when checked
   type: str
   sample: DFlashQwen3ForCausalLM
+sliding_windows:
+  description: The window of each layer of the drafter as vLLM builds it, in tokens; null for full attention.
+  returned: when checked
+  type: list
+  elements: int
+  sample: [2048, 2048, 2048, 2048, null]
 tensors_loaded:
   description: Tensors that vLLM's loader took from the drafter's file.
   returned: when checked
@@ -170,10 +186,15 @@ seconds:
   description: Seconds that it all took.
   returned: when checked
   type: float
+nccl:
+  description: What O(nccl_ranks) GPUs did together, in seconds and in the words of the first rank.
+  returned: when checked with O(nccl_ranks)
+  type: dict
+  sample: {ranks: 2, seconds: 21.4, said: "last all-reduce: 8.1 ms"}
 phase:
   description:
     - Where it failed.
-    - One of start, import, parse, engine config, aux layers, mask token, weights, timeout.
+    - One of start, import, parse, engine config, aux layers, mask token, weights, timeout, nccl.
   returned: failure
   type: str
   sample: engine config
@@ -199,6 +220,8 @@ def main():
             "environment_file": {"type": "path"},
             "unit_properties": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 300},
+            "nccl_ranks": {"type": "int", "default": 0},
+            "nccl_timeout": {"type": "int", "default": 120},
         },
         supports_check_mode=True,
     )
@@ -206,16 +229,18 @@ def main():
     missing = launch_check.missing(params["python"], params["config"])
     if missing and module.check_mode:
         module.exit_json(changed=False, checked=False, reason=f"not checked ({missing})")
+    how = {
+        "user": params["user"],
+        "environment": {key: str(value) for key, value in params["environment"].items()},
+        "environment_file": params["environment_file"] or "",
+        "unit_properties": params["unit_properties"],
+    }
     try:
-        answer = launch_check.run(
-            params["config"],
-            params["python"],
-            user=params["user"],
-            environment={key: str(value) for key, value in params["environment"].items()},
-            environment_file=params["environment_file"] or "",
-            unit_properties=params["unit_properties"],
-            timeout=params["timeout"],
-        )
+        answer = launch_check.run(params["config"], params["python"], timeout=params["timeout"], **how)
+        if params["nccl_ranks"] > 1:
+            answer["nccl"] = launch_check.all_reduce(
+                params["python"], params["nccl_ranks"], timeout=params["nccl_timeout"], **how
+            )
     except launch_check.LaunchCheckFailed as error:
         module.fail_json(msg=str(error), phase=error.phase, log_tail=error.log_tail)
     except RolloutError as error:

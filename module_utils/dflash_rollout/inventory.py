@@ -19,8 +19,8 @@ from .errors import RolloutError
 # From here on a name without our prefix is one of ours with a typing error: one wrong letter in ten or more.
 NEAR_MISS = 0.88
 
-_TRUE = {"y", "yes", "on", "1", "true", "t", "1.0"}
-_FALSE = {"n", "no", "off", "0", "false", "f", "0.0"}
+_TRUE = {"y", "yes", "on", "1", "true", "t"}
+_FALSE = {"n", "no", "off", "0", "false", "f"}
 
 _KINDS = {
     "str": "a string",
@@ -67,7 +67,9 @@ def _cast(value: object, wanted: str) -> object:
         if isinstance(value, str):
             return value
     elif wanted == "bool":
-        word = str(value).strip().lower()
+        # The number 1.0 is true to Ansible, the text is not.
+        number = isinstance(value, float) and value in (0.0, 1.0)
+        word = str(int(value) if number else value).strip().lower()
         if isinstance(value, (str, int, float)) and word in _TRUE | _FALSE:
             return word in _TRUE
     elif wanted in ("int", "float"):
@@ -190,6 +192,26 @@ def check_name(name: str, prefixes: list[str], known: list[str]) -> str | None:
     return None
 
 
+#: What would put a secret into a world-readable file of the release: (variable, key) → the variable to use.
+_MISPLACED = {
+    ("vllm_service_args", "api-key"): "vllm_service_api_key",
+    ("vllm_service_args", "hf-token"): "vllm_service_hub_token",
+    ("vllm_service_environment", "VLLM-API-KEY"): "vllm_service_api_key",
+    ("vllm_service_environment", "HF-TOKEN"): "vllm_service_hub_token",
+    ("vllm_service_environment", "HUGGING-FACE-HUB-TOKEN"): "vllm_service_hub_token",
+}
+
+
+def misplaced_secrets(values: dict) -> Iterator[str]:
+    """Secrets where everybody on the host could read them, in words and without the value."""
+    for name in sorted({name for name, _ in _MISPLACED}):
+        entries = values.get(name)
+        for key in entries if isinstance(entries, dict) else ():
+            right = _MISPLACED.get((name, str(key).replace("_", "-")))
+            if right:
+                yield f"{name} holds a secret ({key}), and is world-readable on the host. What to do: set {right} instead."
+
+
 def known_options(specs: dict[str, dict]) -> dict[str, dict]:
     """The public options of all roles: name → its part of the argument spec.
 
@@ -234,6 +256,7 @@ def check(
     for host, own_names in names.items():
         values = hosts.get(host, {})
         texts = [verdicts[name] for name in own_names if verdicts[name]]
+        texts.extend(misplaced_secrets(values))
         for name, option in options.items():
             if name in values:
                 texts.extend(check_value(name, values[name], option))

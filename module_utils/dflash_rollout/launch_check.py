@@ -8,17 +8,19 @@ import os
 import pkgutil
 import pwd
 import re
-import shlex
 import signal
 import subprocess
 import time
 
-from . import units
+# Imported so that Ansible packs them; what runs is their source, on the standard input of the venv's Python.
+from . import (
+    nccl_probe,  # noqa: F401
+    units,
+)
 from .errors import RolloutError
-from .files import read_text
-
-# Imported so that Ansible packs it; what runs is its source, on the standard input of the venv's Python.
 from .launch_probe import BEGIN, END
+from .secret_files import read_environment
+from .topology import WORKAROUNDS
 
 LOG_TAIL_LINES = 40
 PARAGRAPH_LENGTH = 700
@@ -59,12 +61,68 @@ def run(
 
     Returns the probe's answer (see launch_probe.main) and `seconds`, the whole run. Raises LaunchCheckFailed.
     """
+    answer, log, seconds = _probe(
+        "launch_probe.py",
+        [config],
+        python,
+        user=user,
+        environment=environment,
+        environment_file=environment_file,
+        unit_properties=unit_properties,
+        timeout=timeout,
+    )
+    if not answer.pop("ok"):
+        reason = _with_cause(error_paragraph(answer["error"]), log)
+        raise LaunchCheckFailed(
+            f"vLLM refuses this launch ({answer['phase']}): {reason}",
+            phase=answer["phase"],
+            log_tail=log[-LOG_TAIL_LINES:],
+        )
+    return answer | {"seconds": seconds}
+
+
+def all_reduce(python: str, ranks: int, **how) -> dict:
+    """Have `ranks` GPUs of this host add up a tensor over NCCL (nccl_probe.py), in the venv and in the server's sandbox.
+
+    `how` is as for `run`. Returns {"ranks", "seconds", "said"}. Raises LaunchCheckFailed with phase "nccl".
+    """
+    try:
+        answer, log, seconds = _probe("nccl_probe.py", [str(ranks)], python, **how)
+    except LaunchCheckFailed as error:
+        raise LaunchCheckFailed(
+            f"{ranks} GPUs don't work together over NCCL: {error.message}",
+            phase="nccl",
+            log_tail=error.log_tail,
+            remedy=WORKAROUNDS,
+        ) from error
+    if not answer["ok"]:
+        raise LaunchCheckFailed(
+            f"{ranks} GPUs don't work together over NCCL: {error_paragraph(answer['error'])}",
+            phase="nccl",
+            log_tail=log[-LOG_TAIL_LINES:],
+            remedy=WORKAROUNDS,
+        )
+    return {"ranks": ranks, "seconds": seconds, "said": answer["said"]}
+
+
+def _probe(
+    probe: str,
+    arguments: list[str],
+    python: str,
+    *,
+    user: str = "",
+    environment: dict[str, str] | None = None,
+    environment_file: str = "",
+    unit_properties: list[str] | None = None,
+    timeout: int = 300,
+) -> tuple[dict, list[str], float]:
+    """Run one of the programs of this package that run inside the venv: its answer, its log, the seconds."""
     started = time.monotonic()
-    source = pkgutil.get_data(__package__, "launch_probe.py")
+    source = pkgutil.get_data(__package__, probe)
     if source is None:
         raise RolloutError("The source of the launch check can't be read", found=f"package {__package__}")
     # -B: as root it would write bytecode into the venv.
-    argv = [python, "-I", "-B", "-", config]
+    argv = [python, "-I", "-B", "-", *arguments]
     if unit_properties:
         returncode, output = _in_unit(
             argv, source, user, environment or {}, environment_file, unit_properties, timeout
@@ -87,14 +145,7 @@ def run(
             phase="start",
             log_tail=tail,
         )
-    if not answer.pop("ok"):
-        reason = _with_cause(error_paragraph(answer["error"]), log)
-        raise LaunchCheckFailed(
-            f"vLLM refuses this launch ({answer['phase']}): {reason}",
-            phase=answer["phase"],
-            log_tail=tail,
-        )
-    return answer | {"seconds": round(seconds, 1)}
+    return answer, log, round(seconds, 1)
 
 
 def _in_unit(
@@ -175,30 +226,6 @@ def _communicate(argv: list[str], source: bytes, timeout: int, **options) -> tup
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
     return process.returncode, output.decode(errors="replace")
-
-
-def read_environment(path: str) -> dict[str, str]:
-    """The variables of a systemd EnvironmentFile of the plain kind: one KEY=value a line, quoted or not.
-
-    Raises RolloutError for a missing file and for a line of any other kind.
-    """
-    text = read_text(path)
-    if text is None:
-        raise RolloutError(f"There is no environment file {path}")
-    variables = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
-        if not line or line[0] in "#;":
-            continue
-        key, equals, value = line.partition("=")
-        try:
-            words = shlex.split(value) if value[:1] in ("'", '"') else [value]
-        except ValueError:
-            words = []
-        if not equals or not key.isidentifier() or len(words) != 1 or line.endswith("\\"):
-            raise RolloutError(f"Line {number} of {path} is no KEY=value", remedy="one variable a line")
-        variables[key] = words[0]
-    return variables
 
 
 def read_answer(output: str) -> tuple[dict | None, list[str]]:

@@ -4,7 +4,8 @@ Sent on stdin by `launch_check.py`, so it can import nothing of this package; it
 imports vLLM and torch. It does what `vllm serve --config CONFIG` does up to the point where a GPU is needed,
 then builds vLLM's own drafter class on torch's meta device and has it load the tensors that the header of the
 drafter's file promises. No GPU memory, no network, no port. Its answer is one JSON object between `BEGIN` and
-`END` on stdout; everything else that it prints is vLLM's log. Written against vLLM 0.20.1.
+`END` on stdout; everything else that it prints is vLLM's log. Written against vLLM 0.20.1
+and 0.26.0; what differs between them is told apart by what the wheel has, not by its version.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ def parse(config: str):
     """
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.openai.api_server import validate_api_server_args
-    from vllm.entrypoints.utils import cli_env_setup
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.utils import cli_env_setup
+    except ImportError:  # 0.26
+        from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
     class RaisingParser(FlexibleArgumentParser):
         def error(self, message):
@@ -78,6 +83,11 @@ def engine_config(args):
     return config
 
 
+def second_runner(config) -> bool:
+    """Whether the workers will be vLLM's second model runner, which has code of its own for DFlash (from 0.26)."""
+    return getattr(config, "use_v2_model_runner", False)
+
+
 def aux_layers(config) -> list[int]:
     """The target layers whose output the drafter gets, from vLLM's own code; refuses ids no target layer has.
 
@@ -86,10 +96,15 @@ def aux_layers(config) -> list[int]:
     """
     from types import SimpleNamespace
 
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    if second_runner(config):
+        from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
-    runner = SimpleNamespace(speculative_config=config.speculative_config)
-    layers = GPUModelRunner._get_eagle3_aux_layers_from_config(runner)
+        layers = get_eagle3_aux_layers_from_config(config.speculative_config)
+    else:
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        runner = SimpleNamespace(speculative_config=config.speculative_config)
+        layers = GPUModelRunner._get_eagle3_aux_layers_from_config(runner)
     if not layers:
         raise ProbeError(
             "the drafter's config.json names no target layers (eagle_aux_hidden_state_layer_ids)"
@@ -107,13 +122,18 @@ def mask_token(config) -> int:
     """The mask token id that vLLM's proposer would use; refuses one that the target's vocabulary lacks."""
     from types import SimpleNamespace
 
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+    drafter = config.speculative_config.draft_model_config
+    if second_runner(config):
+        from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
-    proposer = SimpleNamespace(
-        draft_model_config=config.speculative_config.draft_model_config, pass_hidden_states_to_model=False
-    )
-    SpecDecodeBaseProposer._init_parallel_drafting_params(proposer)
-    token, vocabulary = proposer.parallel_drafting_token_id, config.model_config.get_vocab_size()
+        token = get_parallel_drafting_token_id(drafter.hf_config)
+    else:
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+        proposer = SimpleNamespace(draft_model_config=drafter, pass_hidden_states_to_model=False)
+        SpecDecodeBaseProposer._init_parallel_drafting_params(proposer)
+        token = proposer.parallel_drafting_token_id
+    vocabulary = config.model_config.get_vocab_size()
     if type(token) is not int or not 0 <= token < vocabulary:
         raise ProbeError(f"mask_token_id {token!r} is not a token of the target's vocabulary of {vocabulary}")
     return token
@@ -149,6 +169,22 @@ def header_tensors(folder: str) -> dict:
                     )
                 tensors[name] = torch.empty(part.get_shape(), dtype=dtypes[part.get_dtype()], device="meta")
     return tensors
+
+
+def drafting_config(config):
+    """The config as vLLM hands it to the drafter: from 0.26 its attention is chosen apart from the target's."""
+    try:
+        from vllm.config import replace
+        from vllm.model_executor.models.qwen3_dflash import dflash_has_any_non_causal
+    except ImportError:
+        return config
+    speculative = config.speculative_config
+    attention = replace(
+        config.attention_config,
+        use_non_causal=dflash_has_any_non_causal(speculative.draft_model_config.hf_config),
+        backend=speculative.attention_backend,
+    )
+    return replace(config, attention_config=attention)
 
 
 def load_drafter(config, layers: list[int]) -> dict:
@@ -204,13 +240,14 @@ def load_drafter(config, layers: list[int]) -> dict:
         backend="gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
     try:
-        with set_current_vllm_config(config):
+        drafting = drafting_config(config)
+        with set_current_vllm_config(drafting):
             parallel_state.init_distributed_environment(
                 world_size=1, rank=0, local_rank=0, distributed_init_method="unused", backend="gloo"
             )
             parallel_state.initialize_model_parallel(backend="gloo")
             with set_default_torch_dtype(speculative.draft_model_config.dtype), torch.device("meta"):
-                drafter = drafter_class(vllm_config=config)
+                drafter = drafter_class(vllm_config=drafting)
                 with Copies() as copies:
                     try:
                         drafter.load_weights(iter(tensors.items()))
@@ -228,8 +265,11 @@ def load_drafter(config, layers: list[int]) -> dict:
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
 
-    # The drafter uses the target's embedding and head unless its file brings its own.
-    shared = tuple(part for part in ("embed_tokens", "lm_head") if not any(part in name for name in tensors))
+    # The drafter uses the target's embedding and head unless its file brings its own, and from 0.26 a mask
+    # embedding of its own only where a file beside the weights brings that.
+    shared = [part for part in ("embed_tokens", "lm_head") if not any(part in name for name in tensors)]
+    if not getattr(drafter.model, "has_separate_mask_embedding", True):
+        shared.append("mask_embedding")
     incomplete = [
         f"{name} (from the file: {', '.join(copies.sources[storage(parameter)]) or 'nothing'})"
         for name, parameter in drafter.named_parameters()
@@ -253,8 +293,10 @@ def load_drafter(config, layers: list[int]) -> dict:
             f"are {features} features, but the drafter's fc takes {drafter.model.fc.input_size}"
         )
     backends = sorted({layer.self_attn.attn.attn_backend.get_name() for layer in drafter.model.layers})
+    windows = [layer.self_attn.attn.sliding_window for layer in drafter.model.layers]
     return {
         "drafter_class": drafter_class.__name__,
+        "sliding_windows": windows,
         "tensors_loaded": len(copies.used),
         "tensors_expected": len(tensors),
         "attention_backend": ", ".join(backends),

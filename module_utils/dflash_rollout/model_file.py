@@ -14,12 +14,14 @@ import os
 import re
 import stat
 import time
+import zlib
 from dataclasses import dataclass
 
 from .errors import RolloutError
-from .files import fsync_directory, write_json
+from .files import fsync_directory, read_json, write_json
 
-BUFFER_BYTES = 4 << 20
+#: Size of a piece. Each has a checksum, by which a damaged file is mended without sending all of it again.
+PIECE_BYTES = 4 << 20
 
 # The kernel takes file times from a clock that ticks every 1 to 10 ms: two writes in a tick look like one.
 CLOCK_TICK_NS = 50_000_000
@@ -52,10 +54,19 @@ def _identity(status: os.stat_result) -> dict[str, int]:
 
 def stamp_path(path: str, stamp_dir: str = "") -> str:
     """Where the stamp of `path` lies: beside it, or in `stamp_dir` under a name of its own."""
+    return _beside(path, stamp_dir) + ".stamp"
+
+
+def pieces_path(path: str, stamp_dir: str = "") -> str:
+    """Where the checksums of the pieces of `path` lie, as `stamp_path`."""
+    return _beside(path, stamp_dir) + ".pieces"
+
+
+def _beside(path: str, stamp_dir: str) -> str:
     if not stamp_dir:
-        return f"{path}.stamp"
+        return path
     key = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:16]
-    return os.path.join(stamp_dir, f"{os.path.basename(path)}-{key}.stamp")
+    return os.path.join(stamp_dir, f"{os.path.basename(path)}-{key}")
 
 
 def _read_stamp(path: str, status: os.stat_result) -> str | None:
@@ -131,8 +142,29 @@ def _open(path: str) -> int | None:
     return descriptor
 
 
-def _hash(path: str, descriptor: int) -> tuple[str, os.stat_result, bool]:
-    """SHA-256 of an open file, its status, and whether a stamp may be made of the two.
+def stamped_digest(path: str, stamp_dir: str = "") -> str | None:
+    """The digest that a matching stamp gives the file at `path`, or None. Reads no byte of the file itself."""
+    descriptor = _open(path)
+    if descriptor is None:
+        return None
+    try:
+        return _read_stamp(stamp_path(path, stamp_dir), os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What reading a whole file gave: SHA-256, status, Adler-32 of each piece, and whether a stamp may be made of it."""
+
+    digest: str
+    status: os.stat_result
+    pieces: tuple[int, ...]
+    stampable: bool
+
+
+def _hash(path: str, descriptor: int) -> _Read:
+    """Read all of an open file.
 
     Raises RolloutError when the file changes while it is read.
     """
@@ -143,12 +175,14 @@ def _hash(path: str, descriptor: int) -> tuple[str, os.stat_result, bool]:
     if 0 <= age < CLOCK_TICK_NS:
         time.sleep((CLOCK_TICK_NS - age) / 1e9)
     digest = hashlib.sha256()
-    buffer = bytearray(BUFFER_BYTES)
+    pieces = []
+    buffer = bytearray(PIECE_BYTES)
     view = memoryview(buffer)
     os.lseek(descriptor, 0, os.SEEK_SET)
     try:
         while count := os.readv(descriptor, [buffer]):
             digest.update(view[:count])
+            pieces.append(zlib.adler32(view[:count]))
     except OSError as error:
         raise RolloutError(
             f"{path} can't be read to its end",
@@ -163,17 +197,52 @@ def _hash(path: str, descriptor: int) -> tuple[str, os.stat_result, bool]:
             expected="a file that nobody writes to",
             remedy="wait until its download or copy has ended, then run again",
         )
-    return digest.hexdigest(), after, age >= 0
+    return _Read(digest.hexdigest(), after, tuple(pieces), age >= 0)
+
+
+class WrongDigest(RolloutError):
+    """A file was read in full, and is another one than the one expected."""
 
 
 def _compare(path: str, found: str, size: int, expected: str) -> None:
     if expected and found != expected:
-        raise RolloutError(
+        raise WrongDigest(
             f"{path} has the wrong SHA-256",
             found=f"{found} ({size} bytes)",
             expected=expected,
             remedy="get the file again; if you meant another revision, correct the expected SHA-256",
         )
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """A file as it is: what is known of it, and whether it differs from its stamp though nobody wrote to it."""
+
+    file: ModelFile
+    stamped: str | None = None
+
+    @property
+    def altered(self) -> bool:
+        return self.stamped is not None and self.stamped != self.file.sha256
+
+
+def _observe(path: str, expected: str, verify: str, stamp_dir: str, check: bool) -> _Observed:
+    descriptor = _open(path)
+    if descriptor is None:
+        return _Observed(ModelFile(path, exists=False))
+    stamp = stamp_path(path, stamp_dir)
+    try:
+        status = os.fstat(descriptor)
+        stamped = _read_stamp(stamp, status)
+        if stamped and verify == "stamp":
+            return _Observed(ModelFile(path, True, stamped, status.st_size), stamped)
+        read = _hash(path, descriptor)
+    finally:
+        os.close(descriptor)
+    if read.stampable and not stamped and not check and expected in ("", read.digest):
+        _write_stamp(stamp, read.status, read.digest)
+    size = read.status.st_size
+    return _Observed(ModelFile(path, True, read.digest, size, read_bytes=size), stamped)
 
 
 def inspect(
@@ -186,33 +255,56 @@ def inspect(
     and when it no longer has the digest of a matching stamp, which means that the disk has altered it.
     """
     expected = _expected(sha256)
-    descriptor = _open(path)
-    if descriptor is None:
-        return ModelFile(path, exists=False)
-    stamp = stamp_path(path, stamp_dir)
-    try:
-        status = os.fstat(descriptor)
-        stamped = _read_stamp(stamp, status)
-        if stamped and verify == "stamp":
-            _compare(path, stamped, status.st_size, expected)
-            return ModelFile(path, True, stamped, status.st_size)
-        digest, status, stampable = _hash(path, descriptor)
-    finally:
-        os.close(descriptor)
-    if stamped and stamped != digest:
+    seen = _observe(path, expected, verify, stamp_dir, check)
+    if not seen.file.exists:
+        return seen.file
+    if seen.altered:
         raise RolloutError(
             f"{path} was altered though nobody wrote to it",
-            found=f"{digest}, with the times it had when it was {stamped}",
-            expected=stamped,
+            found=f"{seen.file.sha256}, with the times it had when it was {seen.stamped}",
+            expected=seen.stamped,
             remedy="the disk or the filesystem is failing: check it, then get the file again",
         )
-    _compare(path, digest, status.st_size, expected)
-    if stampable and not stamped and not check:
-        _write_stamp(stamp, status, digest)
-    return ModelFile(path, True, digest, status.st_size, read_bytes=status.st_size)
+    _compare(path, seen.file.sha256, seen.file.size, expected)
+    return seen.file
 
 
-def install(incoming: str, path: str, *, sha256: str = "", check: bool = False) -> ModelFile:
+def examine(
+    path: str, sha256: str, *, verify: str = "stamp", stamp_dir: str = "", check: bool = False
+) -> tuple[str, ModelFile]:
+    """Whether the host holds the file of digest `sha256` at `path`: "verified", "missing" or "damaged".
+
+    Damaged is a file that we put there with that digest and that has another one now. A file that we never
+    vouched for is another file: raises RolloutError, so that nothing of anybody else's is replaced.
+    """
+    expected = _expected(sha256)
+    seen = _observe(path, expected, verify, stamp_dir, check)
+    if not seen.file.exists:
+        return "missing", seen.file
+    if seen.file.sha256 == expected:
+        return "verified", seen.file
+    if seen.stamped != expected and not _vouched(path, expected, stamp_dir):
+        _compare(path, seen.file.sha256, seen.file.size, expected)
+    return "damaged", seen.file
+
+
+def _vouched(path: str, digest: str, stamp_dir: str) -> bool:
+    """Whether we ever put the file of this digest at `path`: a folder named for it, its checksums, or its stamp."""
+    if os.path.basename(os.path.dirname(os.path.abspath(path))) == digest:
+        return True
+    for record in (pieces_path(path, stamp_dir), stamp_path(path, stamp_dir)):
+        try:
+            known = read_json(record)
+        except ValueError:  # cut short: vouches for nothing
+            continue
+        if isinstance(known, dict) and known.get("sha256") == digest:
+            return True
+    return False
+
+
+def install(
+    incoming: str, path: str, *, sha256: str = "", stamp_dir: str = "", check: bool = False
+) -> ModelFile:
     """Verify the file `incoming` and rename it to `path`, durable, with mode 0644, owned by us, stamped.
 
     Until the rename nothing under `path` changes; a file that was there is replaced by it in one step.
@@ -228,7 +320,8 @@ def install(incoming: str, path: str, *, sha256: str = "", check: bool = False) 
     try:
         if not check:
             _own(incoming, descriptor)
-        digest, status, stampable = _hash(incoming, descriptor)
+        read = _hash(incoming, descriptor)
+        digest, status = read.digest, read.status
         _compare(incoming, digest, status.st_size, expected)
         if not check:
             _rename(incoming, path, descriptor)
@@ -239,11 +332,67 @@ def install(incoming: str, path: str, *, sha256: str = "", check: bool = False) 
                     f"{path} was written to while it was put in place",
                     remedy=f"end whatever writes to {incoming}, then run again",
                 )
-            if stampable:
-                _write_stamp(stamp_path(path), placed, digest)
+            _write_pieces(pieces_path(path, stamp_dir), read)
+            if read.stampable:
+                _write_stamp(stamp_path(path, stamp_dir), placed, digest)
     finally:
         os.close(descriptor)
     return ModelFile(path, True, digest, status.st_size, read_bytes=status.st_size, changed=True)
+
+
+def _write_pieces(path: str, read: _Read) -> None:
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        write_json(
+            path,
+            {
+                "sha256": read.digest,
+                "size": read.status.st_size,
+                "piece_bytes": PIECE_BYTES,
+                "adler32": read.pieces,
+            },
+        )
+    except OSError as error:
+        raise RolloutError(
+            f"The checksums {path} can't be written",
+            found=error.strerror or str(error),
+            remedy="make room, then run again",
+        ) from error
+
+
+def damaged_ranges(
+    path: str, sha256: str, copy: str = "", stamp_dir: str = ""
+) -> list[tuple[int, int]] | None:
+    """The byte ranges (first, end) of `path` that differ from when it was put in place with digest `sha256`.
+
+    `copy`: look at this file instead of the one at `path`, a copy of it that was begun to be mended.
+    Adler-32 finds every change of one byte and misses 1 of 4 billion others, so what was mended by this still
+    has to be verified. None where nothing is known of its pieces: then all of it is to be brought again.
+    Raises RolloutError when the file can't be read.
+    """
+    try:
+        known = read_json(pieces_path(path, stamp_dir))
+    except ValueError:  # cut short: as good as none
+        known = None
+    if (
+        not isinstance(known, dict)
+        or known.get("sha256") != sha256
+        or known.get("piece_bytes") != PIECE_BYTES
+    ):
+        return None
+    descriptor = _open(copy or path)
+    if descriptor is None:
+        return None
+    try:
+        found = _hash(copy or path, descriptor).pieces
+    finally:
+        os.close(descriptor)
+    size, expected = known["size"], known["adler32"]
+    return [
+        (index * PIECE_BYTES, min((index + 1) * PIECE_BYTES, size))
+        for index, checksum in enumerate(expected)
+        if index >= len(found) or found[index] != checksum
+    ]
 
 
 def _own(path: str, descriptor: int) -> None:

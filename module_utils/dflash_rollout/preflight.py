@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import grp
 import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
 
+from . import model_folder, topology, units
 from .errors import RolloutError
 from .gpus import Gpu, GpuProcess, query_gpus, query_processes
 
@@ -53,6 +55,14 @@ class Wanted:
     port: int
     known_units: tuple[str, ...]
     known_group: str = ""  # the control group of the server before, which for a container need not be a unit
+    target_sha256: dict[str, str] = field(default_factory=dict)  # file of the target → its digest
+    stamps: str = ""  # folder of the stamps of these
+    target_comes: bool = False  # the roll-out is going to bring it
+    needs_rsync: bool = True
+    trust_remote_code: bool = False
+    service_user: str = ""
+    service_groups: tuple[str, ...] = ()
+    open_to_all: bool = False  # listens everywhere and asks for no API key
 
 
 @dataclass
@@ -75,6 +85,10 @@ class Observed:
     target_missing: list[str] = field(default_factory=list)
     target_unreadable: str | None = None
     listeners: list[dict] = field(default_factory=list)
+    target_folder: model_folder.Folder = field(default_factory=model_folder.Folder)
+    target_faults: list[str] = field(default_factory=list)
+    closed_device: str = ""  # a device of the driver that the service user can't open, with mode and group
+    topology: list[str] = field(default_factory=list)
 
 
 def nearest_existing(path: str) -> str:
@@ -151,8 +165,24 @@ def _observe_python(python: str, seen: Observed) -> None:
     seen.python_headers, seen.python_venv = bool(headers), bool(venv)
 
 
-def observe(wanted: Wanted, listeners: list[dict]) -> Observed:
-    """Look at this host. Reads only; nothing is started, stopped or written.
+def closed_device(groups: tuple[str, ...], path: str = "/dev/nvidiactl") -> str:
+    """What keeps the service user from the driver's device, in words; "" when nothing, or when there is no device."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return ""
+    try:
+        name = grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        name = str(status.st_gid)
+    mode = status.st_mode
+    if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and name in groups):
+        return ""
+    return f"{path} is {mode & 0o777:04o} of group {name}"
+
+
+def observe(wanted: Wanted, listeners: list[dict], check: bool = False) -> Observed:
+    """Look at this host. Reads only, but for the stamps of files that were read (not in check mode).
 
     `listeners` are those of the port, as `serving.inspect_serving` lists them.
     """
@@ -175,13 +205,17 @@ def observe(wanted: Wanted, listeners: list[dict]) -> Observed:
     _observe_python(wanted.python, seen)
     seen.compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     seen.rsync = shutil.which("rsync")
-    try:
-        seen.systemd = int(_run(["systemctl", "--version"]).stdout.split()[1])
-    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
-        seen.systemd = None
+    seen.systemd = units.systemd_version()
     seen.target_missing = missing_target_files(wanted.target)
     if not seen.target_missing:
         seen.target_unreadable = unreadable_for_others(wanted.target)
+        seen.target_folder = model_folder.look(wanted.target, *model_folder.account(wanted.service_user))
+        seen.target_faults = model_folder.check_pins(
+            wanted.target, wanted.target_sha256, wanted.stamps, check
+        )
+    seen.closed_device = closed_device(wanted.service_groups)
+    if wanted.gpus > 1:
+        seen.topology = topology.hints(wanted.gpus)
     return seen
 
 
@@ -290,7 +324,9 @@ def _judge_python(seen: Observed, wanted: Wanted):
 
 
 def _judge_target(seen: Observed, wanted: Wanted):
-    if seen.target_missing == [wanted.target]:
+    if seen.target_missing and wanted.target_comes:
+        pass
+    elif seen.target_missing == [wanted.target]:
         yield Finding(
             "target",
             f"no folder {wanted.target}",
@@ -311,6 +347,70 @@ def _judge_target(seen: Observed, wanted: Wanted):
             "files that the service user can read",
             f"chmod -R o+rX {wanted.target}",
         )
+    yield from _judge_supply(seen, wanted)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _judge_supply(seen: Observed, wanted: Wanted):
+    """Whether the target is what it was when somebody pinned it, and whether that stays so."""
+    folder = seen.target_folder
+    for fault in seen.target_faults:
+        yield Finding(
+            "target",
+            fault,
+            "the files of vllm_service_target_sha256",
+            "bring the right file, or correct the pin if the file was meant to change",
+        )
+    for names, who in (
+        (folder.open, "everybody"),
+        (folder.service, f"the server itself ({wanted.service_user})"),
+    ):
+        if names:
+            yield Finding(
+                "target",
+                f"{_some(names)} of {wanted.target} can be changed by {who}",
+                "a model that only its owner changes",
+                f"chown -R root: {wanted.target}; chmod -R go-w {wanted.target}",
+            )
+    if folder.hidden:
+        link, leads = next(iter(folder.hidden.items()))
+        yield Finding(
+            "target",
+            f"{link} leads to {leads}, in a home that the server's unit doesn't see",
+            "links that stay inside the target's folder, or inside its models--… folder of the hub's cache",
+            "copy the files (cp -rL) to a folder such as /srv/models, and set vllm_service_target to it",
+        )
+    loose = [name for name in folder.code if name not in wanted.target_sha256]
+    if loose and wanted.trust_remote_code:
+        yield Finding(
+            "target",
+            f"trust-remote-code is on and {_some(loose)} of {wanted.target} would be run without a pin",
+            "the digest of all code that is run, in vllm_service_target_sha256",
+            "read the code, pin it (sha256sum), or remove trust-remote-code from vllm_service_args",
+        )
+
+
+def notes(seen: Observed, wanted: Wanted) -> list[str]:
+    """What doesn't stand in the way and should be known."""
+    folder, said = seen.target_folder, list(seen.topology)
+    if wanted.open_to_all:
+        said.append(
+            f"vLLM is going to listen on every address, port {wanted.port}, and asks for no API key. Set "
+            "vllm_service_api_key, or vllm_service_host to 127.0.0.1 behind a proxy, or mind the firewall"
+        )
+    if folder.shared:
+        said.append(
+            f"target: {_some(folder.shared)} of {wanted.target} can be changed by a user other than root"
+        )
+    if folder.code and not wanted.trust_remote_code:
+        said.append(
+            f"target: {wanted.target} carries Python code ({_some(folder.code)}), which is not run: "
+            "trust-remote-code is off"
+        )
+    return said
 
 
 def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
@@ -348,7 +448,7 @@ def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
                 "apt install gcc libc6-dev",
             )
         )
-    if seen.rsync is None:
+    if seen.rsync is None and wanted.needs_rsync:
         findings.append(Finding("rsync", "none", "rsync, which brings the drafter", "apt install rsync"))
     if seen.systemd is None or seen.systemd < MIN_SYSTEMD:
         findings.append(
@@ -357,6 +457,15 @@ def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
                 str(seen.systemd or "no answer of systemctl --version"),
                 f"{MIN_SYSTEMD} or later",
                 "upgrade the distribution",
+            )
+        )
+    if seen.closed_device:
+        findings.append(
+            Finding(
+                "GPU devices",
+                seen.closed_device,
+                f"devices that {wanted.service_user or 'the service user'} can open",
+                "name that group in vllm_service_groups",
             )
         )
     findings += _judge_target(seen, wanted)

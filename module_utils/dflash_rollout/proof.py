@@ -12,6 +12,9 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
+from .errors import RolloutError
+from .secret_files import api_key
+
 PROMPTS = (
     "The capital of France is",
     "Count to ten: one, two, three,",
@@ -82,12 +85,24 @@ class Deadline:
         return left
 
 
-def _open(server: dict, path: str, deadline: Deadline, body: dict | None = None) -> http.client.HTTPResponse:
+def _address(server: dict) -> str:
+    """Host and port as in a URL: an address of IPv6 stands in brackets."""
+    host = f"[{server['host']}]" if ":" in server["host"] else server["host"]
+    return f"{host}:{server['port']}"
+
+
+def _open(
+    server: dict, path: str, deadline: Deadline, body: dict | None, key: str | None
+) -> http.client.HTTPResponse:
+    """The answer, with its body yet to be read. `key`: the API key, where there is one."""
     request = urllib.request.Request(
-        f"http://{server['host']}:{server['port']}{path}",
+        f"http://{_address(server)}{path}",
         data=None if body is None else json.dumps(body).encode(),
         headers={} if body is None else {"Content-Type": "application/json"},
     )
+    if key:
+        # Not to whoever the server redirects to.
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
     return _OPENER.open(request, timeout=deadline.left())
 
 
@@ -109,18 +124,27 @@ def _read(response: http.client.HTTPResponse, deadline: Deadline) -> bytes:
 def ask(server: dict, path: str, deadline: Deadline, body: dict | None = None, read=_read):
     """What `read` makes of the answer to one request. Raises NoProof for whatever else happens."""
     try:
-        with _open(server, path, deadline, body) as response:
+        key = api_key(server)
+    except RolloutError as error:
+        raise NoProof(str(error)) from error
+    try:
+        with _open(server, path, deadline, body, key) as response:
             return read(response, deadline)
     except urllib.error.HTTPError as error:
         text = ""
         with error, contextlib.suppress(OSError, http.client.HTTPException):
             text = " ".join(error.read(2000).decode(errors="replace").split())[:300]
+        if error.code == 401:
+            text = f"{text}. Its API key is {'another one' if key else 'needed: set it in the inventory'}".lstrip(
+                ". "
+            )
+        if key:
+            text = text.replace(key, "***")
         raise NoProof(f"{path} answered {error.code} {error.reason}: {text}".rstrip(": ")) from error
     except urllib.error.URLError as error:
         if isinstance(error.reason, TimeoutError):
             raise NoProof(f"{path}: no complete answer within {deadline.seconds:g} s") from error
-        where = f"http://{server['host']}:{server['port']}{path}"
-        raise NoProof(f"{where} can't be reached: {error.reason}") from error
+        raise NoProof(f"http://{_address(server)}{path} can't be reached: {error.reason}") from error
     except TimeoutError as error:
         raise NoProof(f"{path}: no complete answer within {deadline.seconds:g} s") from error
     except (OSError, http.client.HTTPException) as error:
@@ -262,6 +286,17 @@ def _prove_chat(server: dict, proof: Proof, deadline: Deadline) -> None:
         proof.tools = _answered(choice["message"])
 
 
+def _prove_closed(server: dict, deadline: Deadline) -> None:
+    """A server that shall ask for a key refuses who has none. Raises NoProof when it answers."""
+    try:
+        ids = model_ids({**server, "api_key_file": None}, deadline.left())
+    except NoProof as refusal:
+        if isinstance(refusal.__cause__, urllib.error.HTTPError) and refusal.__cause__.code == 401:
+            return
+        raise
+    raise NoProof(f"it names {', '.join(ids)} to whoever asks without the API key")
+
+
 def prove(server: dict, *, completions: int = 3, timeout_s: float = 120.0) -> Proof:
     """Prove a server by completions, the last one streamed, and by chats where they are promised, all within
     `timeout_s` seconds.
@@ -287,6 +322,8 @@ def prove(server: dict, *, completions: int = 3, timeout_s: float = 120.0) -> Pr
                 {"seconds": round(finished - started, 3), "characters": len(text), "stream": stream}
             )
         _prove_chat(server, proof, deadline)
+        if server.get("release") and server.get("api_key_file"):
+            _prove_closed(server, deadline)
         if server["metrics"] and not ask(server, "/metrics", deadline):
             raise NoProof("/metrics is empty")
         proof.proved = True

@@ -8,15 +8,20 @@ are refused as well, because two readers of such a file can disagree about what 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import http.client
 import json
 import math
 import os
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import download
 from .errors import RolloutError
+from .files import read_json, write_json
 
 #: Bits of one element, for every dtype that the format names.
 DTYPE_BITS = {
@@ -47,11 +52,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint holds: one file, or all the shards that an index names."""
+    """What a checkpoint holds: one file, or all the shards that an index names.
+
+    `payload_bytes` are the tensors', `file_bytes` those of the files with their headers.
+    """
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     payload_bytes: int
+    file_bytes: int
     files: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
@@ -60,6 +69,7 @@ class Header:
             "tensors": {name: {"dtype": t.dtype, "shape": list(t.shape)} for name, t in self.tensors.items()},
             "metadata": self.metadata,
             "payload_bytes": self.payload_bytes,
+            "file_bytes": self.file_bytes,
             "files": list(self.files),
         }
 
@@ -105,28 +115,93 @@ def read_header(path: str) -> Header:
     descriptor = _open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
-        head = _pread(path, descriptor, min(size, 512), 0)
-        length = _header_length(path, head, size)
-        raw = _pread(path, descriptor, length, 8)
+        return _header(path, size, lambda length, offset: _pread(path, descriptor, length, offset))
     finally:
         os.close(descriptor)
-    tensors, metadata, payload = _parse(path, raw)
+
+
+def read_remote_header(url: str, headers: dict[str, str]) -> Header:
+    """The header of the safetensors file at `url`, by two requests for a part; `headers` go with them.
+
+    Raises RolloutError as read_header does, and where the server can't be reached, refuses, or sends no parts.
+    """
+    shown = download.shown_url(url)
+
+    def fetch(length: int, offset: int) -> tuple[int, bytes]:
+        try:
+            total, chunks = download.fetch_range(url, headers, offset, offset + length)
+            data = b""
+            for chunk in chunks:
+                data += chunk
+                if len(data) >= length:  # a server may send more than it was asked for
+                    break
+            if len(data) < min(length, total - offset):
+                raise ConnectionError("the connection ended early")
+            return total, data[:length]
+        except download.DownloadError as error:
+            raise RolloutError(str(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise RolloutError(
+                f"{shown} can't be reached",
+                found=str(error) or type(error).__name__,
+                remedy="see whether this host has a route to it, and whether its certificate is known here",
+            ) from error
+
+    size, head = fetch(512, 0)
+    # Most of a request is its way there: the first one brings what a damaged file is told by as well.
+    return _header(
+        shown, size, lambda length, offset: head[:length] if offset == 0 else fetch(length, offset)[1]
+    )
+
+
+def _header(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
+    """The header of a file of `size` bytes of which `read(length, offset)` returns a part."""
+    head = read(min(size, 512), 0)
+    length = _header_length(name, head, size)
+    raw = read(length, 8)
+    tensors, metadata, payload = _parse(name, raw)
     expected = 8 + length + payload
     if size < expected:
         raise RolloutError(
-            f"{path} is cut short: {_bytes(expected - size)} missing at its end",
+            f"{name} is cut short: {_bytes(expected - size)} missing at its end",
             found=f"{size:,} bytes",
             expected=f"{expected:,} bytes (8 + header {length:,} + payload {payload:,})",
             remedy="the transfer did not finish; resume it or " + _FETCH_AGAIN,
         )
     if size > expected:
         raise RolloutError(
-            f"{path} is too long by {_bytes(size - expected)}",
+            f"{name} is too long by {_bytes(size - expected)}",
             found=f"{size:,} bytes",
             expected=f"{expected:,} bytes (8 + header {length:,} + payload {payload:,})",
             remedy="something was appended, or two downloads were mixed; " + _FETCH_AGAIN,
         )
-    return Header(tensors, metadata, payload, (path,))
+    return Header(tensors, metadata, payload, expected, (name,))
+
+
+def known_header(
+    cache_dir: str, sha256: str, read: Callable[[], Header], *, keep: bool = True
+) -> dict[str, object]:
+    """The JSON form of a header, from `cache_dir` where the header of the file of this digest was kept before.
+
+    With a digest that is known, not even the header's pages are read again. `keep` what was read only where the
+    file is known to have this digest. Raises what `read` raises; a folder that can't be read or written is no
+    reason not to know the header.
+    """
+    if not sha256 or not cache_dir:
+        return read().as_json()
+    path = os.path.join(cache_dir, f"{sha256}.header.json")
+    try:
+        known = read_json(path)
+    except (OSError, ValueError):  # cut short
+        known = None
+    if isinstance(known, dict) and known.get("tensors"):
+        return known
+    header = read().as_json()
+    if keep:
+        with contextlib.suppress(OSError):
+            os.makedirs(cache_dir, exist_ok=True)
+            write_json(path, header)
+    return header
 
 
 def _open_regular(path: str) -> int:
@@ -144,6 +219,8 @@ def _open_regular(path: str) -> int:
             expected="a .safetensors file",
             remedy="give the path of the weights file itself",
         )
+    # Several readers at once look like one that will read on: the kernel then reads megabytes of weights ahead.
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor
 
 
@@ -475,7 +552,7 @@ def _read_index(path: str) -> Header:
         )
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
-    payload = 0
+    payload = size = 0
     for shard in shards:
         header = read_header(os.path.join(folder, shard))
         for name, tensor in header.tensors.items():
@@ -488,6 +565,7 @@ def _read_index(path: str) -> Header:
             tensors[name] = tensor
         metadata.update(header.metadata)
         payload += header.payload_bytes
+        size += header.file_bytes
     absent = sorted(set(weight_map) - set(tensors))
     if absent:
         raise RolloutError(
@@ -495,4 +573,6 @@ def _read_index(path: str) -> Header:
             found=f"{absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such)",
             remedy="index and shards are of two revisions; fetch all of them again",
         )
-    return Header(tensors, metadata, payload, (path, *(os.path.join(folder, shard) for shard in shards)))
+    return Header(
+        tensors, metadata, payload, size, (path, *(os.path.join(folder, shard) for shard in shards))
+    )

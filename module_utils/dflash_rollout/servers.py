@@ -7,6 +7,7 @@ import os
 
 from . import containers, units
 from .errors import RolloutError
+from .secret_files import hidden
 
 SYSTEMD = "systemd"
 RUNTIMES = (SYSTEMD, *containers.ENGINES)
@@ -54,10 +55,11 @@ def kill_group(server: dict) -> None:
 
 
 def log_tail(server: dict, cursor: str | None = None, lines: int = 30) -> list[str]:
-    """The last lines of its log; of a unit's those after `cursor` (units.journal_cursor)."""
+    """The last lines of its log; of a unit's those after `cursor` (units.journal_cursor).
+    Without its API key."""
     if is_container(server):
-        return containers.logs(server["runtime"], server["unit"], lines)
-    return units.journal_tail(server["unit"], cursor, lines)
+        return hidden(server, containers.logs(server["runtime"], server["unit"], lines))
+    return hidden(server, units.journal_tail(server["unit"], cursor, lines))
 
 
 def check_container(server: dict) -> None:
@@ -104,9 +106,10 @@ def needed_files(server: dict, program: str) -> list[str]:
     if not program:
         return []
     release = server.get("release")
+    keys = [server["api_key_file"]] if server.get("api_key_file") else []
     before, found, _ = program.partition(f"/{release}/") if release else ("", "", "")
     inside = ("vllm.yaml", "environment", "drafter/config.json", "drafter/model.safetensors") if found else ()
-    return [program, *(f"{before}/{release}/{name}" for name in inside)]
+    return [program, *(f"{before}/{release}/{name}" for name in inside), *keys]
 
 
 def startable(server: dict) -> str | None:

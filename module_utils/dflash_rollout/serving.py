@@ -23,8 +23,11 @@ def inspect_serving(
     proof_timeout_s: float = 120.0,
     run_dir: str = RUN_DIR,
     runtime: str = servers.SYSTEMD,
+    api_key: str | None = None,
 ) -> dict:
     """Everything that `serving_info` returns (see its RETURN). Reads only.
+
+    `api_key` is for a server that no switch knows yet; the others' descriptions name a file.
 
     serving.json goes before `unit`, which is what serves where no switch was confirmed yet. Without either it is
     looked for (detection.py), if there is a port to look at.
@@ -53,6 +56,7 @@ def inspect_serving(
         for item in listening
     ]
     result = {
+        "systemd": units.systemd_version(),
         "serving": state["serving"],
         "previous": state["previous"],
         "unit": {**asdict(found), "running": found.running, "runtime": servers.runtime(server)}
@@ -70,6 +74,8 @@ def inspect_serving(
     }
     if port:
         asked = {**server, "port": port}
+        if known is None:
+            asked["api_key"] = api_key
         try:
             result["model_ids"] = proof.model_ids(asked)
         except proof.NoProof as reason:

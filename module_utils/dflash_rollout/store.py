@@ -28,6 +28,8 @@ SERVER_SPEC = {
     "release": {"type": "str"},
     "runtime": {"type": "str", "choices": ["systemd", "docker", "podman"], "default": "systemd"},
     "restart_policy": {"type": "str"},
+    # A path, no secret.
+    "api_key_file": {"type": "path", "no_log": False},
 }
 SETTINGS_SPEC = {
     "accept_unproven_old": {"type": "bool", "default": False},

@@ -35,6 +35,23 @@ _PROPERTIES = {
 }
 
 
+def systemd_version() -> int | None:
+    """The version of systemd's tools (`systemd 252 (252.39-1)` → 252), or None where there are none or no number."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return int(done.stdout.split()[1])
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return None
+
+
 @dataclass(frozen=True)
 class Unit:
     """What systemd says of a unit, or a container engine of a container in the same words (see containers.py).
@@ -146,6 +163,12 @@ def parse_unit(name: str, text: str) -> Unit:
 def show(unit: str) -> Unit:
     """The state of a unit. One that does not exist has load_state "not-found"; that is no error."""
     return parse_unit(unit, _systemctl("show", f"--property={','.join(_PROPERTIES)}", "--", unit))
+
+
+def loaded(pattern: str) -> list[str]:
+    """Names of the units that systemd has in memory: running, failed, or on their way."""
+    listed = _systemctl("list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern)
+    return [line.split()[0] for line in listed.splitlines() if line.split()]
 
 
 def start(unit: str) -> None:

@@ -64,7 +64,7 @@ class Host:
         data = content if isinstance(content, bytes) else content.encode()
         self._ssh(f"cat > {shlex.quote(remote)}", input=data, check=True, timeout=300)
 
-    def module(self, name: str, *, check_mode: bool = False, **arguments) -> dict:
+    def module(self, name: str, /, *, check_mode: bool = False, **arguments) -> dict:
         """Run one module over ssh as root and return what it returned, failed or not."""
         argv = ["ansible", self.name, "-i", str(self.inventory), "-m", name, "-a", json.dumps(arguments)]
         done = subprocess.run(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from drafters import drafter_shapes, write_sparse
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "module_utils"))
@@ -21,15 +22,16 @@ pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 TARGET = "/root/models/Qwen3.6-27B"
 FOLDER = "/opt/launch-check"
 CACHE = "/var/cache/launch-check"
+ROLE = yaml.safe_load(
+    (Path(__file__).parents[2] / "roles/vllm_service/vars/main.yml").read_text(encoding="utf-8")
+)
+# The role's own list, but for what it fills in: user and folders are others here.
 SANDBOX = [
     "User=nobody",
     "CacheDirectory=launch-check",
     f"Environment=HOME={CACHE}",
-    "NoNewPrivileges=yes",
-    "PrivateTmp=yes",
-    "ProtectSystem=strict",
-    "ProtectHome=tmpfs",
     f"BindReadOnlyPaths={TARGET}",
+    *(line for line in ROLE["__vllm_service_sandbox"] if "{{" not in line),
 ]
 
 DRAFTER = {
@@ -240,3 +242,14 @@ def test_every_flag_comes_back_as_meant(layer_host, python):
     output = layer_host.run(f"{python} -B {FOLDER}/read.py {FOLDER}/read.yaml '{names}'")
     line = next(line for line in output.splitlines() if line.startswith("READ "))
     assert json.loads(line.removeprefix("READ ")) == wanted
+
+
+def test_shipped_launch_without_bytecode_either(check, empty_caches, layer_host):
+    """As on a host where nothing ever ran: no model-info, no Triton, no bytecode. The last one here, since all are slow then."""
+    assert "ProtectSystem=strict" in SANDBOX
+    assert "SystemCallFilter=~@privileged" in SANDBOX
+    layer_host.run("find /opt/vllm-dflash/venvs -name __pycache__ -prune -exec rm -rf {} +")
+    result = check()
+    assert result.get("checked"), result
+    assert (result["tensors_loaded"], result["tensors_expected"]) == (58, 58)
+    assert layer_host.run("find /opt/vllm-dflash/venvs -name __pycache__ | wc -l") == "0"

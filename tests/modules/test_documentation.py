@@ -34,6 +34,13 @@ def module(request, monkeypatch):
     spec = importlib.util.spec_from_file_location(f"library_{request.param}", source)
     imported = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(imported)
+    action = REPOSITORY / "action_plugins" / f"{request.param}.py"
+    if action.exists():
+        # The file in library/ is its documentation only.
+        plugin = importlib.util.spec_from_file_location(f"action_{request.param}", action)
+        done = importlib.util.module_from_spec(plugin)
+        plugin.loader.exec_module(done)
+        return request.param, imported, {"argument_spec": done.ARGUMENT_SPEC, "supports_check_mode": True}
     with pytest.raises(Captured) as caught:
         imported.main()
     return request.param, imported, caught.value.args[0]

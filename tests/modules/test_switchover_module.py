@@ -63,6 +63,7 @@ def test_confirmed(run_module, host):
     ]
     order = result["record"]
     assert order["new"] == {
+        "api_key_file": None,
         **NEW, "host": "127.0.0.1", "model_id": None, "metrics": False, "chat": False, "tools": False,
         "ready_timeout_s": 1200, "stop_timeout_s": 180, "release": None, "runtime": "systemd", "restart_policy": None,
     }  # fmt: skip

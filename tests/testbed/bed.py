@@ -47,6 +47,7 @@ def up(args: argparse.Namespace) -> int:
             sglang=args.sglang,
             outside=args.outside,
             small=args.small,
+            rate=args.rate,
         )
     machine.log(f"bed {args.bed} is up ({time.monotonic() - begin:.1f} s): {bed.run / 'inventory.yml'}")
     print(bed.run / "inventory.yml")
@@ -96,6 +97,23 @@ def power_on(args: argparse.Namespace) -> int:
     return 0
 
 
+def rate(args: argparse.Namespace) -> int:
+    """Limit the cable of a host, or of the control node, each way."""
+    with hosts.bed_lock(args.bed):
+        bed = hosts.require(args.bed)
+        hosts.set_rate(bed, None if args.host == "control" else bed.host(args.host), args.rate)
+    return 0
+
+
+def control(args: argparse.Namespace) -> int:
+    """Run a command on the control node's own cable, in a bed that is up with --rate."""
+    bed = hosts.require(args.bed)
+    if not bed.rate:
+        raise machine.BedError(f"bed {bed.name} is up without --rate")
+    command = ["nsenter", f"--net=/run/netns/{bed.control}", *args.remote]
+    os.execvp(command[0], command)  # noqa: S606
+
+
 def build_layer(args: argparse.Namespace) -> int:
     """Build the release layer if there is none yet; prints its path."""
     machine.install_packages()
@@ -134,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parts.add_argument("--no-sglang", dest="sglang", action="store_false", help="don't enable sglang.service")
     parts.add_argument("--small", action="store_true", help="the narrow target, for make_drafter.py --small")
     parts.add_argument("--no-outside", dest="outside", action="store_false", help="no route out of the bed")
+    parts.add_argument("--rate", default="", help="limit every cable each way, for example 200mbit")
     parts = verb("down", down)
     parts.add_argument("bed", nargs="?")
     parts.add_argument("--all", action="store_true")
@@ -144,6 +163,13 @@ def _parser() -> argparse.ArgumentParser:
         parts.add_argument("host", help="gpu1, or with the bed's name: BED-gpu1")
         if function is ssh:
             parts.add_argument("remote", nargs=argparse.REMAINDER, metavar="command")
+    parts = verb("rate", rate)
+    parts.add_argument("bed")
+    parts.add_argument("host", help="gpu1, or control")
+    parts.add_argument("rate", help="for example 20mbit")
+    parts = verb("control", control)
+    parts.add_argument("bed")
+    parts.add_argument("remote", nargs=argparse.REMAINDER, metavar="command")
     return parser
 
 

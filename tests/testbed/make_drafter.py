@@ -4,6 +4,7 @@
 make_drafter.py FILE --full-size [--seed N]   3.46 GB that can't be compressed (about 20 s)
 make_drafter.py FILE --sparse                 the same header and length, no blocks on the disk (instant)
 make_drafter.py FILE --small [--seed N]       the same names in small shapes, for a target made with --small
+make_drafter.py FILE --size MB [--seed N]     the same names, at least so large: to be carried about, fits no target
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from simulated_pair import DRAFTER_LAYERS, REAL, SMALL, TAPS, Pair, Tensors, write_safetensors
+from simulated_pair import DRAFTER_LAYERS, REAL, SMALL, TAPS, Pair, Tensors, payload_bytes, write_safetensors
 
 
 def drafter_tensors(pair: Pair) -> Tensors:
@@ -43,6 +44,19 @@ def drafter_tensors(pair: Pair) -> Tensors:
     return sorted(tensors)
 
 
+def pair_of(size: int) -> Pair:
+    """The smallest pair in about the real one's proportions whose drafter has `size` bytes or more."""
+    hidden = 64
+    while True:
+        kv_heads = max(1, round(hidden / 320))
+        pair = Pair(
+            hidden, hidden * 17 // 5, SMALL.target_heads, SMALL.linear_heads, (4 * kv_heads, kv_heads, 64)
+        )
+        if payload_bytes(drafter_tensors(pair)) >= size:
+            return pair
+        hidden += 8
+
+
 def main(argv: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -52,9 +66,11 @@ def main(argv: list[str] | None = None) -> None:
     size = parser.add_mutually_exclusive_group(required=True)
     for option in ("--full-size", "--sparse", "--small"):
         size.add_argument(option, action="store_true")
+    size.add_argument("--size", type=int, metavar="MB", help="10**6 bytes")
     parser.add_argument("--seed", type=int, default=0, help="another seed gives another file (default: 0)")
     args = parser.parse_args(argv)
-    tensors = drafter_tensors(SMALL if args.small else REAL)
+    pair = pair_of(args.size * 10**6) if args.size else SMALL if args.small else REAL
+    tensors = drafter_tensors(pair)
     args.file.parent.mkdir(parents=True, exist_ok=True)
     write_safetensors(args.file, tensors, None if args.sparse else args.seed)
     print(f"simulated drafter: {len(tensors)} tensors, {args.file.stat().st_size} bytes, {args.file}")

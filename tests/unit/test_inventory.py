@@ -286,18 +286,63 @@ VALUES = st.recursive(
 )
 
 
+def ansible_refuses(spec, value):
+    """Ansible's validator as the oracle. Its conversion of "inf" to an int raises instead of saying no (2.19)."""
+    try:
+        return bool(ArgumentSpecValidator({"x": spec}).validate({"x": value}).error_messages)
+    except OverflowError:
+        return True
+
+
+@pytest.mark.parametrize("value", ["inf", "INF", "-Infinity", float("inf"), "nan"])
+def test_what_is_no_finite_number_is_no_whole_number(value):
+    assert ansible_refuses({"type": "int"}, value)
+    assert list(inventory.check_value("x", value, {"type": "int"}))
+    assert list(inventory.check_value("x", [value], {"type": "list", "elements": "int"}))
+
+
+@pytest.mark.parametrize("value", ["0.0", "1.0"])
+def test_a_text_that_is_no_bool_though_its_number_is(value):
+    assert ansible_refuses({"type": "bool"}, value)
+    assert list(inventory.check_value("x", value, {"type": "bool"}))
+    assert not list(inventory.check_value("x", float(value), {"type": "bool"}))
+
+
 @given(value=VALUES, wanted=st.sampled_from(["str", "path", "int", "float", "bool", "list", "dict", "raw"]))
 def test_what_ansible_refuses_is_refused(value, wanted):
     """Ansible's own validator is the oracle in one direction; the other is stricter on purpose."""
     spec = {"type": wanted, "required": True}
-    refused = bool(ArgumentSpecValidator({"x": spec}).validate({"x": value}).error_messages)
-    if refused:
+    if ansible_refuses(spec, value):
         assert list(inventory.check_value("x", value, spec))
 
 
 @given(value=VALUES, element=st.sampled_from(["str", "int", "float", "bool", "dict"]))
 def test_what_ansible_refuses_in_a_list_is_refused(value, element):
     spec = {"type": "list", "elements": element}
-    refused = bool(ArgumentSpecValidator({"x": spec}).validate({"x": [value]}).error_messages)
-    if refused:
+    if ansible_refuses(spec, [value]):
         assert list(inventory.check_value("x", [value], spec))
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [
+        ({"vllm_service_args": {"api-key": "marker"}}, "vllm_service_api_key"),
+        ({"vllm_service_args": {"api_key": ["marker"]}}, "vllm_service_api_key"),
+        ({"vllm_service_environment": {"HF_TOKEN": "marker"}}, "vllm_service_hub_token"),
+        ({"vllm_service_environment": {"VLLM_API_KEY": "marker"}}, "vllm_service_api_key"),
+    ],
+)
+def test_a_secret_in_a_world_readable_file_is_refused(values, right):
+    (text,) = inventory.misplaced_secrets(values)
+    assert text.endswith(f"set {right} instead.")
+    assert "marker" not in text
+    (fault,) = inventory.check("gpu_hosts", {"a": values}, {"a": []}, {})
+    assert fault.text == text
+
+
+def test_other_arguments_are_no_secrets():
+    assert not list(
+        inventory.misplaced_secrets(
+            {"vllm_service_args": {"max-model-len": 1}, "vllm_service_environment": "{{ x }}"}
+        )
+    )

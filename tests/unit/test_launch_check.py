@@ -14,14 +14,13 @@ import textwrap
 import time
 
 import pytest
-from dflash_rollout.errors import RolloutError
 from dflash_rollout.launch_check import (
     PARAGRAPH_LENGTH,
     LaunchCheckFailed,
+    all_reduce,
     error_paragraph,
     missing,
     read_answer,
-    read_environment,
     run,
 )
 from dflash_rollout.launch_probe import BEGIN, END
@@ -177,30 +176,6 @@ def test_read_answer_of_a_probe_that_broke_off(output):
     answer, log = read_answer(output)
     assert answer is None
     assert log == output.splitlines()
-
-
-def test_read_environment(tmp_path):
-    path = tmp_path / "environment"
-    path.write_text('# caches\n\nHOME=/var/cache/x\nA="two words"\n B=b c=d \n;C=no\nEMPTY=\n')
-    assert read_environment(str(path)) == {
-        "HOME": "/var/cache/x",
-        "A": "two words",
-        "B": "b c=d",
-        "EMPTY": "",
-    }
-
-
-@pytest.mark.parametrize("line", ["no equals", "1A=b", 'A="open', 'A="b" c', "A=b\\"])
-def test_read_environment_refuses(tmp_path, line):
-    path = tmp_path / "environment"
-    path.write_text(f"OK=1\n{line}\n")
-    with pytest.raises(RolloutError, match="Line 2"):
-        read_environment(str(path))
-
-
-def test_read_environment_missing(tmp_path):
-    with pytest.raises(RolloutError, match="no environment file"):
-        read_environment(str(tmp_path / "environment"))
 
 
 def test_missing(tmp_path):
@@ -359,6 +334,30 @@ def test_refused_with_the_cause_from_the_log(simulated_python, tmp_path):
         "The log says: FileNotFoundError: [Errno 2] No such file or directory: '/proc/.triton'."
     )
     assert caught.value.log_tail == INSPECTION_LOG.splitlines()
+
+
+def test_ranks_that_add_up(simulated_python, simulated_systemd_run):
+    said = json.dumps({"ok": True, "said": "last all-reduce: 8.1 ms"})
+    python = simulated_python(f"cat > /dev/null; echo '{BEGIN}{said}{END}'")
+    answer = all_reduce(python, 2, unit_properties=["DevicePolicy=closed"], timeout=120)
+    assert (answer["ranks"], answer["said"]) == (2, "last all-reduce: 8.1 ms")
+    assert "--property=DevicePolicy=closed" in simulated_systemd_run()
+
+
+def test_a_rank_that_fails_is_named_with_what_it_printed_and_the_two_settings():
+    """The probe itself, in a Python without torch: its ranks end, none is left waiting."""
+    with pytest.raises(LaunchCheckFailed, match=r"2 GPUs don't work together over NCCL.*torch") as caught:
+        all_reduce(sys.executable, 2, timeout=60)
+    assert caught.value.phase == "nccl"
+    assert "NCCL_P2P_DISABLE" in str(caught.value)
+    assert "disable-custom-all-reduce" in str(caught.value)
+
+
+def test_ranks_that_hang_are_ended(simulated_python):
+    with pytest.raises(LaunchCheckFailed, match=r"over NCCL: .*did not end within 1 s") as caught:
+        all_reduce(simulated_python("cat > /dev/null; sleep 60"), 2, timeout=1)
+    assert caught.value.phase == "nccl"
+    assert "NCCL_P2P_DISABLE" in str(caught.value)
 
 
 def test_timeout_ends_all_of_it(simulated_python, tmp_path):

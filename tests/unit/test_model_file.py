@@ -8,12 +8,24 @@ import mmap
 import os
 import stat
 import time
+import zlib
 from pathlib import Path
 
 import pytest
 from dflash_rollout import model_file
 from dflash_rollout.errors import RolloutError
-from dflash_rollout.model_file import ModelFile, inspect, install
+from dflash_rollout.model_file import (
+    ModelFile,
+    WrongDigest,
+    damaged_ranges,
+    examine,
+    inspect,
+    install,
+    stamp_path,
+    stamped_digest,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 CONTENT = b"weights" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -357,3 +369,152 @@ def test_a_writer_that_outlives_the_rename_is_noticed(incoming, tmp_path, monkey
     with pytest.raises(RolloutError, match="written to while it was put in place"):
         install(str(incoming), str(path), sha256=DIGEST)
     assert not Path(f"{path}.stamp").exists()
+
+
+# -- what is wrong with a file that we put there
+
+
+@pytest.fixture
+def ours(incoming, tmp_path, monkeypatch) -> Path:
+    """A file of 7 pieces that was put in place by us."""
+    monkeypatch.setattr(model_file, "PIECE_BYTES", 1000)
+    path = tmp_path / "model.safetensors"
+    install(str(incoming), str(path), sha256=DIGEST)
+    return path
+
+
+def test_install_keeps_the_checksums_of_the_pieces(ours):
+    record = json.loads(Path(f"{ours}.pieces").read_text())
+    assert record == {
+        "sha256": DIGEST,
+        "size": 7000,
+        "piece_bytes": 1000,
+        "adler32": [zlib.adler32(CONTENT[first : first + 1000]) for first in range(0, 7000, 1000)],
+    }
+    assert damaged_ranges(str(ours), DIGEST) == []
+
+
+def test_examine(ours, tmp_path):
+    assert examine(str(ours), DIGEST) == ("verified", ModelFile(str(ours), True, DIGEST, 7000))
+    absent = str(tmp_path / "no")
+    assert examine(absent, DIGEST.upper()) == ("missing", ModelFile(absent, exists=False))
+
+
+def test_one_flipped_byte_with_its_mtime_put_back_is_damage_of_one_piece(ours):
+    before = ours.stat()
+    flip_by_write(ours)
+    os.utime(ours, ns=(before.st_atime_ns, before.st_mtime_ns))
+    state, seen = examine(str(ours), DIGEST)
+    assert (state, seen.read_bytes, seen.size) == ("damaged", 7000, 7000)
+    assert seen.sha256 == hashlib.sha256(ours.read_bytes()).hexdigest()
+    assert damaged_ranges(str(ours), DIGEST) == [(0, 1000)]
+    assert json.loads(Path(f"{ours}.stamp").read_text())["sha256"] == DIGEST, "it still vouches"
+
+
+def test_damage_is_found_in_a_copy_too(ours, tmp_path):
+    copy = tmp_path / "copy"
+    content = bytearray(CONTENT)
+    content[6999] ^= 1
+    copy.write_bytes(content)
+    assert damaged_ranges(str(ours), DIGEST, str(copy)) == [(6000, 7000)]
+    copy.write_bytes(CONTENT[:2500])
+    assert damaged_ranges(str(ours), DIGEST, str(copy))[0] == (2000, 3000)
+    assert damaged_ranges(str(ours), DIGEST, str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 6999])
+def test_what_is_cut_off_is_damaged(ours, size):
+    os.truncate(ours, size)
+    ranges = damaged_ranges(str(ours), DIGEST)
+    assert ranges[0][0] == size // 1000 * 1000
+    assert ranges[-1][1] == 7000
+    assert [end for _, end in ranges[:-1]] == [first for first, _ in ranges[1:]]
+
+
+@pytest.mark.parametrize("spoil", ["gone", "cut short", "another digest", "another piece size", "a list"])
+def test_without_checksums_nothing_is_known_of_pieces(ours, spoil, monkeypatch):
+    record = Path(f"{ours}.pieces")
+    flip_by_write(ours)
+    if spoil == "gone":
+        record.unlink()
+    elif spoil == "cut short":
+        record.write_text(record.read_text()[:-9])
+    elif spoil == "another piece size":
+        monkeypatch.setattr(model_file, "PIECE_BYTES", 500)
+    elif spoil == "a list":
+        record.write_text("[]")
+    assert damaged_ranges(str(ours), DIGEST if spoil != "another digest" else "0" * 64) is None
+
+
+def test_any_one_of_three_vouches_for_a_damaged_file(model, tmp_path):
+    inspect(str(model))
+    flip_by_write(model)
+    assert examine(str(model), DIGEST)[0] == "damaged"  # its stamp
+    stamps = tmp_path / "stamps"
+    Path(f"{model}.stamp").rename(tmp_path / "elsewhere")
+    with pytest.raises(WrongDigest):
+        examine(str(model), DIGEST, stamp_dir=str(stamps))
+    stamps.mkdir()
+    (tmp_path / "elsewhere").rename(stamp_path(str(model), str(stamps)))
+    assert examine(str(model), DIGEST, stamp_dir=str(stamps))[0] == "damaged"  # its stamp in another folder
+    with pytest.raises(WrongDigest):
+        examine(str(model), DIGEST)
+    Path(f"{model}.pieces").write_text(json.dumps({"sha256": DIGEST}))
+    assert examine(str(model), DIGEST)[0] == "damaged"  # its checksums
+    named = tmp_path / DIGEST / "x"
+    named.parent.mkdir()
+    named.write_bytes(b"")
+    assert examine(str(named), DIGEST)[0] == "damaged"  # a folder of ours
+
+
+@pytest.mark.parametrize("record", ["stamp", "pieces"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"sha256": null}', '{"sha256": "0"}', "\xff"])
+def test_a_file_that_we_never_vouched_for_is_refused(model, record, text, tmp_path):
+    Path(f"{model}.{record}").write_text(text, encoding="latin-1")
+    before = snapshot(tmp_path)
+    with pytest.raises(WrongDigest, match="wrong SHA-256") as caught:
+        examine(str(model), "0" * 64)
+    assert DIGEST in caught.value.found
+    assert snapshot(tmp_path) == before
+
+
+def test_another_file_of_known_digest_is_refused_without_reading_it(stamped, monkeypatch):
+    monkeypatch.setattr(os, "readv", None)
+    with pytest.raises(WrongDigest):
+        examine(str(stamped), "0" * 64)
+
+
+def test_stamped_digest_reads_no_byte(stamped, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "readv", None)
+    assert stamped_digest(str(stamped)) == DIGEST
+    assert stamped_digest(str(stamped), str(tmp_path / "stamps")) is None
+    assert stamped_digest(str(tmp_path / "no")) is None
+    flip_by_write(stamped)
+    assert stamped_digest(str(stamped)) is None
+
+
+def test_pieces_that_can_not_be_written_are_said(incoming, tmp_path):
+    (tmp_path / "model.safetensors.pieces").mkdir()
+    with pytest.raises(RolloutError, match=r"pieces can't be written"):
+        install(str(incoming), str(tmp_path / "model.safetensors"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.integers(0, 6999), st.integers(1, 255), min_size=1, max_size=8))
+def test_any_flipped_bytes_are_in_the_damaged_ranges(tmp_path_factory, flips):
+    folder = tmp_path_factory.mktemp("flips")
+    path, arrived = folder / "x", folder / "x.incoming"
+    arrived.write_bytes(CONTENT)
+    content = bytearray(CONTENT)
+    for offset, bits in flips.items():
+        content[offset] ^= bits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_file, "PIECE_BYTES", 1000)
+        patch.setattr(model_file, "CLOCK_TICK_NS", 0)
+        install(str(arrived), str(path))
+        path.write_bytes(content)
+        ranges = damaged_ranges(str(path), DIGEST)
+    assert ranges == [(piece * 1000, piece * 1000 + 1000) for piece in sorted({o // 1000 for o in flips})]
+    for first, end in ranges:
+        content[first:end] = CONTENT[first:end]
+    assert hashlib.sha256(content).hexdigest() == DIGEST

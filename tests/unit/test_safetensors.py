@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import struct
@@ -12,13 +13,23 @@ import numpy
 import pytest
 import safetensors
 import safetensors.numpy
+from dflash_rollout import download
 from dflash_rollout.errors import RolloutError
-from dflash_rollout.safetensors import Tensor, read_checkpoint, read_header, tensors_from_json
+from dflash_rollout.safetensors import (
+    Header,
+    Tensor,
+    known_header,
+    read_checkpoint,
+    read_header,
+    read_remote_header,
+    tensors_from_json,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from drafters import drafter_shapes, encode, write_sparse
+from ranges import serving
 
 
 def one(dtype="U8", shape=(1,), offsets=(0, 1), **more):
@@ -318,3 +329,126 @@ def test_size_is_exact(scratch, change):
     message = diagnosis(scratch)
     size = f"{abs(change)} byte{'' if abs(change) == 1 else 's'}"
     assert (f"{size} missing" if change < 0 else f"too long by {size}.") in message
+
+
+# -- at a URL, and known from before
+
+
+@pytest.fixture
+def remote():
+    """A server of a small checkpoint with a header of more than one request."""
+    header = {f"layer.{n}": {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]} for n in range(40)}
+    with serving(encode(header, b"x" * 40)) as server:
+        yield server
+
+
+def remote_diagnosis(server, url="") -> str:
+    with pytest.raises(RolloutError) as caught:
+        read_remote_header(url or server.url, {})
+    return str(caught.value)
+
+
+def test_a_header_by_url_is_two_requests(remote, tmp_path):
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(remote.content)
+    header = read_remote_header(f"{remote.url}?signature=s", {"Authorization": "Bearer t"})
+    assert header.as_json() == {**read_header(str(path)).as_json(), "files": [remote.url]}
+    length = struct.unpack("<Q", remote.content[:8])[0]
+    assert remote.parts == ["0-511", f"8-{8 + length - 1}"]
+    assert [headers["authorization"] for headers in remote.asked] == ["Bearer t"] * 2
+
+
+@pytest.mark.parametrize("kind", BROKEN_FILES)
+def test_damage_at_a_url_has_the_same_diagnosis(kind):
+    content, what, remedy = BROKEN_FILES[kind]
+    with serving(content) as server:
+        message = remote_diagnosis(server)
+    if kind == "empty":
+        assert "HTTP 416" in message
+        return
+    assert what in message
+    assert remedy in message
+    assert server.url in message
+
+
+@pytest.mark.parametrize("breaks", [[0], [5], [511], [600, 3], [600, 0]])
+def test_a_broken_connection_is_no_damaged_file(remote, breaks):
+    remote.break_after = breaks
+    message = remote_diagnosis(remote)
+    assert f"{remote.url} can't be reached" in message
+    assert "What to do: see whether this host has a route to it" in message
+
+
+def test_what_a_server_says_besides_http(remote, monkeypatch):
+    def answer(*arguments):
+        raise http.client.BadStatusLine("SSH-2.0-OpenSSH")
+
+    monkeypatch.setattr(download, "fetch_range", answer)
+    assert "can't be reached. Found: SSH-2.0-OpenSSH" in remote_diagnosis(remote)
+
+
+def test_refusals_of_the_server(remote):
+    remote.statuses = [404]
+    assert (
+        f"{remote.url} is refused. Found: HTTP 404 Not Found. What to do: correct the URL."
+        in remote_diagnosis(remote)
+    )
+    remote.ranges = False
+    assert "can't be resumed" in remote_diagnosis(remote)
+    assert "Expected: an http or https URL" in remote_diagnosis(remote, "file:///etc/passwd")
+
+
+def test_more_than_was_asked_for_is_cut(remote):
+    remote.too_much = 10**6
+    assert len(read_remote_header(remote.url, {}).tensors) == 40
+
+
+HEADER_OF_ONE = Header({"a": Tensor("BF16", (2, 3))}, {"format": "pt"}, 12, 100, ("/m.safetensors",))
+DIGEST = "ab" * 32
+
+
+def never() -> Header:
+    raise AssertionError("the header was read")
+
+
+def test_a_known_header_is_not_read_again(tmp_path):
+    cache = tmp_path / "cache" / "stamps"
+    assert known_header(str(cache), DIGEST, lambda: HEADER_OF_ONE) == HEADER_OF_ONE.as_json()
+    assert known_header(str(cache), DIGEST, never) == HEADER_OF_ONE.as_json()
+    assert [path.name for path in cache.iterdir()] == [f"{DIGEST}.header.json"]
+    with pytest.raises(AssertionError, match="was read"):
+        known_header(str(cache), "cd" * 32, never)
+
+
+def test_a_header_of_no_known_file_is_not_kept(tmp_path):
+    for cache, digest, keep in (
+        ("", DIGEST, True),
+        (str(tmp_path), "", True),
+        (str(tmp_path), DIGEST, False),
+    ):
+        assert known_header(cache, digest, lambda: HEADER_OF_ONE, keep=keep) == HEADER_OF_ONE.as_json()
+    assert list(tmp_path.iterdir()) == []
+    known_header(str(tmp_path), DIGEST, lambda: HEADER_OF_ONE)
+    assert known_header(str(tmp_path), DIGEST, never, keep=False) == HEADER_OF_ONE.as_json()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"tensors": {}}', "null", "\xff"])
+def test_a_kept_header_that_is_cut_short_is_read_anew(tmp_path, text):
+    (tmp_path / f"{DIGEST}.header.json").write_text(text, encoding="latin-1")
+    assert known_header(str(tmp_path), DIGEST, lambda: HEADER_OF_ONE) == HEADER_OF_ONE.as_json()
+    assert known_header(str(tmp_path), DIGEST, never) == HEADER_OF_ONE.as_json()
+
+
+def test_a_cache_that_can_not_be_used_is_no_reason_to_fail(tmp_path):
+    (tmp_path / "file").touch()
+    for cache in (str(tmp_path / "file"), "/proc/stamps"):
+        assert known_header(cache, DIGEST, lambda: HEADER_OF_ONE) == HEADER_OF_ONE.as_json()
+
+
+def test_a_header_that_can_not_be_read_is_not_kept(tmp_path):
+    def fail() -> Header:
+        raise RolloutError("cut short")
+
+    with pytest.raises(RolloutError, match="cut short"):
+        known_header(str(tmp_path), DIGEST, fail)
+    assert list(tmp_path.iterdir()) == []

@@ -55,6 +55,7 @@ class Host:
     name: str
     address: str
     machine: str
+    rate: str = ""  # of its cable, each way, as tc writes it; "" is no limit
 
     @property
     def interface(self) -> str:
@@ -76,6 +77,12 @@ class Bed:
     outside: bool
     small: bool  # is the simulated target the narrow one
     disks: str
+    rate: str = ""  # of the control node's cable, each way; with one, the control node has a cable of its own
+
+    @property
+    def control(self) -> str:
+        """The network namespace of the control node, where the bed has rates."""
+        return f"{self.bridge.removeprefix('vd-')}-ctl"
 
     @property
     def run(self) -> Path:
@@ -101,7 +108,15 @@ def load(name: str) -> Bed | None:
     if not path.exists():
         return None
     data = json.loads(path.read_text())
-    return Bed(**{**data, "hosts": [Host(**host) for host in data["hosts"]]})
+    # Beds of other checkouts are up at the same time, and may know more than this one.
+    known = {field.name for field in dataclasses.fields(Host)}
+    hosts = [Host(**{key: host[key] for key in host if key in known}) for host in data["hosts"]]
+    return Bed(
+        **{
+            **{field.name: data[field.name] for field in dataclasses.fields(Bed) if field.name in data},
+            "hosts": hosts,
+        }
+    )
 
 
 def require(name: str) -> Bed:
@@ -136,6 +151,7 @@ def up(
     sglang: bool,
     outside: bool,
     small: bool,
+    rate: str = "",
 ) -> Bed:
     """Boot what of the bed isn't running, wait until every host answers ssh, write inventory and ssh_config.
 
@@ -143,7 +159,14 @@ def up(
     Call with bed_lock(name) held.
     """
     bed = load(name)
-    wanted = {"hosts": count, "layer": layer, "sglang": sglang, "outside": outside, "small": small}
+    wanted = {
+        "hosts": count,
+        "layer": layer,
+        "sglang": sglang,
+        "outside": outside,
+        "small": small,
+        "rate": rate,
+    }
     if bed is None:
         bed = _new_bed(name, images, **wanted)
     else:
@@ -151,6 +174,9 @@ def up(
         if found != wanted:
             raise BedError(f"bed {name} is up with {found}, wanted {wanted}; first: bed.py down {name}")
     network.raise_bridge(bed.bridge, bed.subnet)
+    if bed.rate:
+        network.raise_control(bed.control, bed.bridge, bed.subnet)
+        set_rate(bed, None, bed.rate)
     if bed.outside:
         with lock(ALL_BEDS):
             network.open_outside(bed.bridge, bed.subnet)
@@ -164,6 +190,8 @@ def up(
         for host in booting:
             _start(bed, host)
         list(pool.map(lambda host: wait_ssh(bed, host), bed.hosts))
+    for host in booting:
+        _shape(bed, host)
     if booting:
         log(f"{', '.join(h.name for h in booting)}: ssh open after {time.monotonic() - begin:.1f} s")
     return bed
@@ -178,6 +206,7 @@ def _new_bed(
     sglang: bool,
     outside: bool,
     small: bool,
+    rate: str,
 ) -> Bed:
     _remove_remains(name, CACHE / "beds" / name)
     tag = hashlib.sha256(name.encode()).hexdigest()[:6]
@@ -192,7 +221,7 @@ def _new_bed(
             bridge=f"vd-{tag}",
             subnet=subnet,
             hosts=[
-                Host(name=f"{name}-gpu{n}", address=str(first + n), machine=f"{tag}-gpu{n}")
+                Host(name=f"{name}-gpu{n}", address=str(first + n), machine=f"{tag}-gpu{n}", rate=rate)
                 for n in range(1, hosts + 1)
             ],
             images=[str(image) for image in found],
@@ -200,6 +229,7 @@ def _new_bed(
             sglang=sglang,
             outside=outside,
             small=small,
+            rate=rate,
             disks=str(CACHE / "beds" / name),
         )
         bed.save()
@@ -440,6 +470,36 @@ def power_on(bed: Bed, host: Host) -> None:
     if not running(bed, host):
         _start(bed, host)
     wait_ssh(bed, host)
+    _shape(bed, host)
+
+
+def set_rate(bed: Bed, host: Host | None, rate: str) -> None:
+    """Limit a host's cable each way, or with None the control node's; "" is no limit. Kept for later boots.
+
+    A host that reboots by itself comes back with a cable that has no limit.
+    """
+    if host is not None:
+        host.rate = rate
+        _shape(bed, host)
+    elif not bed.rate:
+        raise BedError(
+            f"the control node of bed {bed.name} has no cable of its own: bed.py up {bed.name} --rate …"
+        )
+    else:
+        network.bits_per_second(rate)  # no limit is no cable of its own
+        bed.rate = rate
+        network.shape("uplink", rate, inside=str(network.namespace_path(bed.control)))
+        network.shape(f"vb-{bed.control}", rate)
+    bed.save()
+
+
+def _shape(bed: Bed, host: Host) -> None:
+    """Give the host's cable its rate: the machine's end limits what it gets, its own end what it sends."""
+    pid = guest_init(bed, host)
+    if pid is None:
+        return  # off: it gets its rate when it is switched on
+    network.shape(host.interface, host.rate)
+    network.shape("host0", host.rate, inside=f"/proc/{pid}/ns/net")
 
 
 def wait_ssh(bed: Bed, host: Host) -> None:
@@ -536,10 +596,12 @@ def status() -> dict[str, object]:
             "small": bed.small,
             "layer": bed.layer,
             "sglang": bed.sglang,
+            "rate": bed.rate,
             "images": bed.images,
             "hosts": {
                 host.name: {
                     "address": host.address,
+                    "rate": host.rate,
                     "running": running(bed, host),
                     "pid": guest_init(bed, host),
                     "console": str(_disk(bed, host) / "console.log"),
@@ -567,6 +629,7 @@ def down(name: str) -> None:
             if bed.outside:
                 others = [b for b in beds() if b.name != name and b.outside]
                 network.close_outside(bed.bridge, last=not others)
+            network.remove_control(bed.control)
             network.remove_bridge(bed.bridge)
     _remove_remains(name, Path(bed.disks) if bed else CACHE / "beds" / name)
 

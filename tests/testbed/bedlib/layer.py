@@ -40,9 +40,14 @@ _NOT_RELEASE = [
 
 
 def key(base: Path, command: str) -> str:
-    """Names the layer by all that goes into it: base, the role with its lock, the playbook, the command."""
+    """Names the layer by all that goes into it: base, the role with its lock, what installs, the playbook, the command."""
     inputs = sorted(p for p in (REPO / "roles/vllm").rglob("*") if p.is_file() and p.suffix != ".pyc")
-    inputs.append(TESTBED / "layer.yml")
+    installer = (
+        "library/vllm_venv.py",
+        "module_utils/dflash_rollout/venv.py",
+        "module_utils/dflash_rollout/venv_probe.py",
+    )
+    inputs += [TESTBED / "layer.yml", *(REPO / name for name in installer)]
     parts: list[str | bytes] = [base.name, command]
     for path in inputs:
         if path.exists():

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import ipaddress
 import json
+import re
 from pathlib import Path
 
 from .machine import RUN, BedError, program, run
@@ -89,6 +90,67 @@ def set_link(interface: str, state: str) -> None:
     """Set an interface "up" or "down" if it exists."""
     if Path("/sys/class/net", interface).exists():
         run("ip", "link", "set", interface, state)
+
+
+# --- rates -------------------------------------------------------------------------------------------
+
+_UNITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
+
+
+def bits_per_second(rate: str) -> int:
+    """A rate as tc writes it, whole numbers only: "200mbit" → 200000000."""
+    match = re.fullmatch(r"([1-9][0-9]*)(kbit|mbit|gbit)", rate)
+    if match is None:
+        raise BedError(f"rate {rate!r}: expected for example 200mbit, with one of {', '.join(_UNITS)}")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def shape(device: str, rate: str, *, inside: str = "") -> None:
+    """Let no more than `rate` out of a device, "" for no limit; `inside`: the network namespace it is in.
+
+    A token bucket limits what leaves a device: a cable has one at each end. 10 ms of tokens, because the kernel
+    refills by its timer, and a queue of 50 ms.
+    """
+    enter = ["nsenter", f"--net={inside}"] if inside else []
+    if not rate:
+        run(*enter, "tc", "qdisc", "del", "dev", device, "root", check=False)  # there may be none
+        return
+    burst = max(bits_per_second(rate) // 8 // 100, 16 << 10)
+    bucket = ("tbf", "rate", rate, "burst", f"{burst}b", "latency", "50ms")
+    run(*enter, "tc", "qdisc", "replace", "dev", device, "root", *bucket)
+
+
+def sent(device: str, *, inside: str) -> int:
+    """Bytes that a shaped device let out since it was made, the headers of every packet included."""
+    (bucket,) = json.loads(
+        run("nsenter", f"--net={inside}", "tc", "-s", "-j", "qdisc", "show", "dev", device)
+    )
+    return bucket["bytes"]
+
+
+def raise_control(namespace: str, bridge: str, subnet: str) -> None:
+    """A network namespace with one cable to the bridge, and the subnet's second address; fine if it is there."""
+    if namespace_path(namespace).exists():
+        return
+    outer, inner, address = f"vb-{namespace}", "uplink", ipaddress.ip_network(subnet).network_address + 2
+    run("ip", "netns", "add", namespace)
+    run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", namespace)
+    run("ip", "link", "set", outer, "master", bridge, "up")
+    run("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", inner)
+    run("ip", "-n", namespace, "link", "set", inner, "up")
+    run("ip", "-n", namespace, "link", "set", "lo", "up")
+
+
+def remove_control(namespace: str) -> None:
+    """Remove the namespace, and with it its cable; fine if it is gone. Nothing may run in it any more."""
+    if namespace_path(namespace).exists():
+        run("ip", "netns", "del", namespace)
+    run("ip", "link", "del", f"vb-{namespace}", check=False)  # gone with its other end, if there was one
+
+
+def namespace_path(namespace: str) -> Path:
+    """The file that stands for a named network namespace."""
+    return Path("/run/netns", namespace)
 
 
 def nameservers() -> list[str]:

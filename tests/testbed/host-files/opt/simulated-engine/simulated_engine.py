@@ -178,6 +178,7 @@ def serve(args: object) -> None:
         config.model_config.max_model_len,
         logger,
     )
+    server.api_key = (args.api_key or [os.environ.get("VLLM_API_KEY")])[0]
     server.tools_enabled = bool(args.enable_auto_tool_choice and args.tool_call_parser)
     server.take_signals()
     try:

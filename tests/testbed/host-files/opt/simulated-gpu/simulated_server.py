@@ -110,6 +110,7 @@ class SimulatedServer:
         self.lock = threading.Lock()
         self.running_requests = 0
         self.completions = 0
+        self.api_key: str | None = None
 
     # --- what subclasses change ---
 
@@ -350,9 +351,21 @@ class Handler(BaseHTTPRequestHandler):
         }
         self.reply(refusal.status, {"error": error})
 
+    def closed(self, path: str) -> bool:
+        """Refuse a request without the API key, where one is set. Both servers leave health and metrics open."""
+        key = self.server_of.api_key
+        if not key or path in ("/health", "/metrics", "/version"):
+            return False
+        if self.headers.get("Authorization") == f"Bearer {key}":
+            return False
+        self.reply(401, {"error": "Unauthorized"})
+        return True
+
     def do_GET(self) -> None:
         """GET"""
         server, path = self.server_of, self.path.partition("?")[0]
+        if self.closed(path):
+            return
         if path == "/health":
             self.reply(200, b"", "text/plain")
         elif path == "/v1/models":
@@ -369,6 +382,8 @@ class Handler(BaseHTTPRequestHandler):
             server.running_requests += 1
         try:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+            if self.closed(path):
+                return
             if path in ("/v1/completions", "/v1/chat/completions"):
                 self.complete("chat" if "chat" in path else "completion", body)
             elif (found := server.post(path, body)) is not None:

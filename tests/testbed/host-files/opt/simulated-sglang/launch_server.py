@@ -68,9 +68,12 @@ def main() -> None:
     parser.add_argument("--mem-fraction-static", type=float, default=0.88)
     parser.add_argument("--reasoning-parser")
     parser.add_argument("--tool-call-parser")
+    parser.add_argument("--api-key")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", stream=sys.stdout)
     logger = logging.getLogger("simulated-sglang")
+    # The real one prints them all, the key too.
+    logger.info("simulated: server_args=%s", args)
     config = json.loads((Path(args.model_path) / "config.json").read_text(encoding="utf-8"))
     context = args.context_length or config.get("text_config", config)["max_position_embeddings"]
     listener = socket.socket()
@@ -78,6 +81,7 @@ def main() -> None:
     listener.bind((args.host, args.port))  # clients are refused until it listens, which is after loading
     model_id = args.served_model_name or args.model_path
     server = SimulatedSglang(listener, model_id, args.model_path, context, logger)
+    server.api_key = args.api_key
     server.take_signals()
     held = {}
     for gpu in simulated_gpu.gpus()[: args.tp]:
