@@ -753,8 +753,8 @@ def sandbox(session: Session) -> None:
     ):
         found[name] = session.guest.run(
             "systemd-run", "--quiet", "--wait", "--pipe", *(f"--property={one}" for one in properties),
-            "sh", "-c", "for d in /dev/nvidia*; do [ -c $d ] || continue; "
-            "(: <>$d) 2>/dev/null && echo $d opens || echo $d refused; done; exit 0",
+            "sh", "-c", "for d in /dev/nvidia*; do [ -c $$d ] || continue; "
+            "(: <>$$d) 2>/dev/null && echo $$d opens || echo $$d refused; done; exit 0",
             check=False, timeout=20,
         ).splitlines()  # fmt: skip
     session.note("sandbox", **found)
