@@ -541,7 +541,6 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
         else:
             return
         unit = record["new"]["unit"]
-        group = session.guest.run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
         while time.monotonic() < end:
             if when == "started":
                 try:
@@ -560,6 +559,8 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
                 seen["gpu_at_kill"] = held
                 break
             time.sleep(0.1)
+        # Not sooner: before it runs, a unit has no group.
+        group = session.guest.run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
         # The second path is that of a machine with cgroups v1.
         where = f"/sys/fs/cgroup{group}/cgroup.procs /sys/fs/cgroup/systemd{group}/cgroup.procs"
         pids = session.guest.run("sh", "-c", f"cat {where} 2>/dev/null", check=False).split()
@@ -699,13 +700,11 @@ def _yaml_as_json(session: Session, path: str) -> str:
 
 def canonical(session: Session) -> None:
     """The shapes of Qwen3.6-27B with dummy weights: start by phase, cold and with the compile cache; memory."""
-    models = session.guest.root / "root/models"
+    models = DATA / "models"  # in memory, and the guest sees it
+    target, drafter = models / "Qwen3.6-27B", models / "drafter.safetensors"
     testbed = REPO / "tests/testbed"
-    subprocess.run([sys.executable, testbed / "make_target.py", models / "Qwen3.6-27B"], check=True)
-    subprocess.run(
-        [sys.executable, testbed / "make_drafter.py", models / "drafter/model.safetensors", "--full-size"],
-        check=True,
-    )
+    subprocess.run([sys.executable, testbed / "make_target.py", target], check=True)
+    subprocess.run([sys.executable, testbed / "make_drafter.py", drafter, "--full-size"], check=True)
     shipped = json.loads(_yaml_as_json(session, f"{REPO}/inventory/group_vars/qwen3_6_27b_dflash.yml"))
     arguments = {
         **shipped["vllm_service_args"],
@@ -716,7 +715,8 @@ def canonical(session: Session) -> None:
     }
     variables = {
         **shipped,
-        "drafter_source": "/root/models/drafter/model.safetensors",
+        "drafter_source": str(drafter),
+        "vllm_service_target": str(target),
         "vllm_service_args": arguments,
     }
     begin = time.time()
