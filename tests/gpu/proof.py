@@ -859,10 +859,10 @@ def bisect(session: Session) -> None:
 PHASES = {
     "rollout": rollout,
     "faults": faults,
-    "sandbox": sandbox,
     "gate": gate,
     "variants": variants,
     "canonical": canonical,
+    "sandbox": sandbox,
     "bisect": bisect,
 }
 
