@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ({"exit_at_start": True}, ["ROLLED_BACK", "simulated"]),
+        ({"exit_at_start": True}, ["ROLLED_BACK", "simulated fault: exit_at_start"]),
         ({"never_ready": True}, ["ROLLED_BACK", "ready", "NEW_STARTED for"]),
         ({"broken_tool_call": True}, ["ROLLED_BACK", "broken tool call"]),
     ],
