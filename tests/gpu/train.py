@@ -279,17 +279,19 @@ def train_drafter(target, texts: torch.Tensor, start: int, window: int | None, a
 def acceptance(
     target, drafter: Drafter, texts: torch.Tensor, begin: int, end: int, blind: bool = False
 ) -> float:
-    """Tokens per pass of the target, for blocks that begin anywhere in [begin, end) of texts that it wrote greedily.
-
-    A server drafts only where its last block ended; this counts every place alike, so it is close to its number, not equal.
-    """
+    """Acceptance length of drafting [begin, end) of texts that the target wrote greedily: a block begins where the last one ended."""
     total = count = 0
     for some in texts.split(4):
-        anchors = torch.arange(begin, end, 3, device=texts.device).expand(len(some), -1)
-        guessed = drafter(target, some, tapped(target, some), anchors, blind).argmax(-1)
-        right = (guessed == labels_of(some, anchors)).long().cumprod(-1).sum(-1) + 1
-        total += right.sum().item()
-        count += right.numel()
+        taps = tapped(target, some)
+        right = []
+        for places in torch.arange(begin, end, device=texts.device).split(64):
+            anchors = places.expand(len(some), -1)
+            guessed = drafter(target, some, taps, anchors, blind).argmax(-1)
+            right.append((guessed == labels_of(some, anchors)).long().cumprod(-1).sum(-1) + 1)
+        for lengths in torch.cat(right, dim=1).tolist():
+            at = 0
+            while at < len(lengths):
+                total, count, at = total + lengths[at], count + 1, at + lengths[at]
     return round(total / count, 3)
 
 
