@@ -279,7 +279,7 @@ def train_drafter(target, texts: torch.Tensor, start: int, window: int | None, a
 def acceptance(
     target, drafter: Drafter, texts: torch.Tensor, begin: int, end: int, blind: bool = False
 ) -> float:
-    """Acceptance length of drafting [begin, end) of texts that the target wrote greedily: a block begins where the last one ended."""
+    """Acceptance length in [begin, end) of texts that the target wrote greedily: a block begins where the last one ended."""
     total = count = 0
     for some in texts.split(4):
         taps = tapped(target, some)
