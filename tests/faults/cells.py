@@ -250,7 +250,7 @@ def _cells() -> list[Cell]:
         ROLLED_BACK,
         state="NEW_STARTED",
         inject=("go", "wait-new-holds", "sleep 4", "move-worker VLLM::Worker_TP1", "kill-new"),
-        faults={"engine": {"worker_holds_s": 300, "ignore_sigterm": True, "load_s": 30}},
+        faults={"engine": {"worker_holds_s": 300, "ignore_sigterm": True, "never_ready": True}},
         new={"ready_timeout_s": 60},
         cause=r"the unit is deactivating|exited before it was ready",
         note="attributable by descent only",

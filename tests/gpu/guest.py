@@ -167,6 +167,8 @@ class Guest:
             **({} if own else {"LD_LIBRARY_PATH": f"{libraries / 'systemd'}:{libraries}"}),
             # /tmp and /dev/shm as on a server, not a tenth of the memory.
             "SYSTEMD_NSPAWN_TMPFS_TMP": "0",
+            # Else its own filter refuses bpf(), and a unit's DevicePolicy= is accepted in there and not enforced.
+            "SYSTEMD_SECCOMP": "0",
         }
         # nspawn can't clean up behind a guest when /run isn't a tmpfs.
         script = (

@@ -541,7 +541,6 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
         else:
             return
         unit = record["new"]["unit"]
-        group = session.guest.run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
         while time.monotonic() < end:
             if when == "started":
                 try:
@@ -560,6 +559,8 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
                 seen["gpu_at_kill"] = held
                 break
             time.sleep(0.1)
+        # Not sooner: before it runs, a unit has no group.
+        group = session.guest.run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
         # The second path is that of a machine with cgroups v1.
         where = f"/sys/fs/cgroup{group}/cgroup.procs /sys/fs/cgroup/systemd{group}/cgroup.procs"
         pids = session.guest.run("sh", "-c", f"cat {where} 2>/dev/null", check=False).split()
@@ -699,13 +700,11 @@ def _yaml_as_json(session: Session, path: str) -> str:
 
 def canonical(session: Session) -> None:
     """The shapes of Qwen3.6-27B with dummy weights: start by phase, cold and with the compile cache; memory."""
-    models = session.guest.root / "root/models"
+    models = DATA / "models"  # in memory, and the guest sees it
+    target, drafter = models / "Qwen3.6-27B", models / "drafter.safetensors"
     testbed = REPO / "tests/testbed"
-    subprocess.run([sys.executable, testbed / "make_target.py", models / "Qwen3.6-27B"], check=True)
-    subprocess.run(
-        [sys.executable, testbed / "make_drafter.py", models / "drafter/model.safetensors", "--sparse"],
-        check=True,
-    )
+    subprocess.run([sys.executable, testbed / "make_target.py", target], check=True)
+    subprocess.run([sys.executable, testbed / "make_drafter.py", drafter, "--full-size"], check=True)
     shipped = json.loads(_yaml_as_json(session, f"{REPO}/inventory/group_vars/qwen3_6_27b_dflash.yml"))
     arguments = {
         **shipped["vllm_service_args"],
@@ -716,7 +715,8 @@ def canonical(session: Session) -> None:
     }
     variables = {
         **shipped,
-        "drafter_source": "/root/models/drafter/model.safetensors",
+        "drafter_source": str(drafter),
+        "vllm_service_target": str(target),
         "vllm_service_args": arguments,
     }
     begin = time.time()
@@ -732,8 +732,139 @@ def canonical(session: Session) -> None:
     session.note("canonical", warm_seconds=round(seconds, 1), warm_start=session.phases_of_start(unit, begin))
 
 
+def sandbox(session: Session) -> None:
+    """What of the unit's sandbox this guest enforces; for CUDA that is what a start under it says."""
+    unit = ((session.guest.read_json(f"{STATE}/serving.json") or {}).get("serving") or {}).get("unit", "")
+    pid = session.guest.run("systemctl", "show", "--value", "--property=MainPID", unit, check=False).strip()
+    found: dict[str, object] = {"unit": unit}
+    if pid not in ("", "0"):
+        status = session.guest.run("cat", f"/proc/{pid}/status")
+        found["status"] = re.findall(r"^(?:Cap\w+|NoNewPrivs|Seccomp\w*):.*$", status, re.M)
+        found["limits"] = re.findall(
+            r"^Max (?:open files|core).*$", session.guest.run("cat", f"/proc/{pid}/limits"), re.M
+        )
+        found["security"] = session.guest.run("systemd-analyze", "security", "--no-pager", unit, check=False)[
+            -300:
+        ]
+    found["proc_devices"] = re.findall(r"^ *\d+ nvidia.*$", session.guest.run("cat", "/proc/devices"), re.M)
+    for name, properties in (
+        ("closed", ["DevicePolicy=closed"]),
+        ("closed_but_nvidia", ["DevicePolicy=closed", "DeviceAllow=char-nvidia* rw"]),
+    ):
+        found[name] = session.guest.run(
+            "systemd-run", "--quiet", "--wait", "--pipe", *(f"--property={one}" for one in properties),
+            "sh", "-c", "for d in /dev/nvidia*; do [ -c $$d ] || continue; "
+            "(: <>$$d) 2>/dev/null && echo $$d opens || echo $$d refused; done; exit 0",
+            check=False, timeout=20,
+        ).splitlines()  # fmt: skip
+    session.note("sandbox", **found)
+    log(f"sandbox: {json.dumps(found)[:1500]}")
+
+
+BEFORE = {
+    *(
+        "User",
+        "Group",
+        "WorkingDirectory",
+        "CacheDirectory",
+        "CacheDirectoryMode",
+        "UMask",
+        "NoNewPrivileges",
+    ),
+    *("PrivateTmp", "ProtectSystem", "ProtectHome", "BindReadOnlyPaths", "LimitNOFILE"),
+}
+
+
+def bisect(session: Session) -> None:
+    """A server for each directive, cold and side by side, each under the sandbox that is known to work and that one more."""
+    lines = (session.guest.root / "etc/systemd/system/vllm-dflash@.service").read_text().splitlines()
+    lines = lines[lines.index("OOMPolicy=stop") + 1 :]
+    lines = lines[: lines.index("")] if "" in lines else lines
+    lines = [line for line in lines if re.match(r"[A-Z]\w+=", line)]
+    base = [line for line in lines if line.split("=")[0] in BEFORE]
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        key = line.split("=")[0]
+        if line in base:
+            continue
+        if key.startswith("Device"):
+            name = "devices"
+        elif key.startswith("SystemCall"):
+            name = "calls"
+        elif key in (
+            "RestrictAddressFamilies",
+            "RestrictNamespaces",
+            "ProtectKernelTunables",
+            "ProtectProc",
+            "CapabilityBoundingSet",
+            "TemporaryFileSystem",
+            "PrivateIPC",
+        ):
+            name = key
+        else:
+            name = "rest"
+        groups.setdefault(name, []).append(line)
+    groups["all"] = [line for line in lines if line not in base]
+    groups["none"] = []
+    release = sorted(
+        (session.guest.root / "opt/vllm-dflash/releases").glob("*/vllm.yaml"), key=os.path.getmtime
+    )[-1].parent
+    where = f"/opt/vllm-dflash/releases/{release.name}"
+    flags = json.loads(_yaml_as_json(session, f"{where}/vllm.yaml"))
+    session.guest.run("systemctl", "stop", "sglang.service", "vllm-dflash@*", check=False)
+    work = session.guest.root / "var/cache/vllm-dflash/bisect"
+    for number, (name, extra) in enumerate(groups.items()):
+        folder = work / name
+        folder.mkdir(parents=True, exist_ok=True)
+        inside = f"/var/cache/vllm-dflash/bisect/{name}"
+        mine = flags | {"port": 32000 + number, "served-model-name": [name], "gpu-memory-utilization": 0.06}
+        mine["kv-cache-memory-bytes"] = 4 << 30
+        (folder / "vllm.yaml").write_text(json.dumps(mine))
+        text = (release / "environment").read_text()
+        (folder / "environment").write_text(text.replace("/var/cache/vllm-dflash", inside))
+        session.guest.run("chown", "-R", "vllm-dflash:vllm-dflash", "/var/cache/vllm-dflash")
+        properties = [*base, *extra, f"EnvironmentFile={inside}/environment", "TimeoutStopSec=10"]
+        properties.append(
+            f"Environment=PATH={where}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
+        )
+        session.guest.run(
+            "systemd-run", "--quiet", f"--unit=bisect-{name}", *(f"--property={one}" for one in properties),
+            f"{where}/venv/bin/vllm", "serve", "--config", f"{inside}/vllm.yaml",
+        )  # fmt: skip
+    for number, name in enumerate(groups):
+        begin = time.monotonic()
+        unit = f"bisect-{name}.service"
+        try:
+            session.wait_model(name, 240, 32000 + number, unit)
+            words = {"model": name, "prompt": "Hello", "max_tokens": 16}
+            said_back = measure.ask(
+                f"http://127.0.0.1:{32000 + number}", "/v1/completions", words, timeout=60
+            )
+            found = {"ready": True, "completion": str(said_back)[:100]}
+        except Exception as error:  # the result has to say it
+            tail = session.guest.run(
+                "journalctl", "--no-pager", "-o", "cat", "-n", "60", "-u", unit, check=False
+            )
+            found = {"ready": False, "error": str(error)[-600:], "tail": tail[-4000:]}
+        found["directives"] = groups[name]
+        session.note("bisect", **{name: found})
+        log(
+            f"bisect {name}: {found['ready']} after {time.monotonic() - begin:.0f} s more {str(found.get('tail', ''))[-500:]}"
+        )
+    for name in groups:
+        session.guest.run("systemctl", "stop", f"bisect-{name}.service", check=False)
+
+
 # In this order: after `gate` the server before is the rejected one, and there is no way back to the stand-in.
-PHASES = {"rollout": rollout, "faults": faults, "gate": gate, "variants": variants, "canonical": canonical}
+PHASES = {
+    "rollout": rollout,
+    "faults": faults,
+    "gate": gate,
+    "variants": variants,
+    "canonical": canonical,
+    "sandbox": sandbox,
+    "bisect": bisect,
+}
 
 
 def run_phases(args: argparse.Namespace) -> int:
@@ -755,7 +886,7 @@ def run_phases(args: argparse.Namespace) -> int:
                 continue
             log(f"phase {name}, {session.left():.0f} s left")
             begin = time.monotonic()
-            if name not in ("rollout", "faults") and not session.guest.read_json(f"{STATE}/serving.json"):
+            if name in ("gate", "variants") and not session.guest.read_json(f"{STATE}/serving.json"):
                 session.note(name, error="left out: no roll-out was confirmed before")
                 continue
             try:

@@ -566,6 +566,16 @@ def test_a_server_that_never_gets_ready_still_stops(start):
     assert server.process.wait(timeout=5) == 0
 
 
+def test_a_server_takes_most_of_its_memory_shortly_before_it_is_ready(start):
+    server = start(load_s=3)
+    wait_for(lambda: len(simulated_gpu.holds()) == 2)
+    assert [mib for _, _, mib in simulated_gpu.holds()] == [740, 740]
+    wait_for(lambda: [mib for _, _, mib in simulated_gpu.holds()] == [44043, 44043])
+    with pytest.raises(urllib.error.URLError):
+        server.ask("/health")
+    server.ready()
+
+
 def test_there_is_no_room_for_two(root, start, sleeper):
     hold(root, sleeper.pid, "1 9000\n")
     server = start()

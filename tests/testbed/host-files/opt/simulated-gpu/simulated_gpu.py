@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 IDLE_MIB = 1
+# What a worker holds until it takes the rest: the context and small weights. docs/gpu-results.md, section 11.
+STARTING_MIB = 740
 
 # What a test can make a simulated server do. Read at start; those marked * are read at every request as well.
 FAULTS = {
@@ -150,7 +152,10 @@ class Workers:
         self._running: list[subprocess.Popen] = []
 
     def start(self, title: str, held: dict[int, int], escape: bool = False) -> None:
-        """Start one under this title, holding {GPU index: MiB}; returns once it holds them."""
+        """Start one under this title, that is to hold {GPU index: MiB}; returns once it holds the first of them.
+
+        One that escapes takes all at once.
+        """
         order = json.dumps({**self._common, "title": title, "holds": list(held.items()), "escape": escape})
         worker = subprocess.Popen(
             [sys.executable, "-IS", __file__, order],
@@ -161,11 +166,20 @@ class Workers:
         assert worker.stdout is not None
         if worker.stdout.readline() != b"held\n":
             raise RuntimeError(f"simulated worker {title} did not start")
-        worker.stdout.close()
         if escape:
+            worker.stdout.close()
             worker.wait()
         else:
             self._running.append(worker)
+
+    def take_all(self) -> None:
+        """Have all that live take the rest of their memory; returns once they hold it."""
+        for worker in self._running:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                os.write(worker.stdin.fileno(), b"all\n")
+            worker.stdout.readline()
 
     def dead(self) -> list[int]:
         """Pids of workers that ended although nobody told them to."""
@@ -178,6 +192,16 @@ class Workers:
             worker.stdin.close()
         for worker in self._running:
             worker.wait()
+
+
+def _hold(file: Path, holds: list) -> None:
+    if holds:
+        # Over what stands there and is shorter: a reader must not find it empty.
+        out = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(out, "".join(f"{index} {mib}\n" for index, mib in holds).encode(), 0)
+        os.fchmod(out, 0o644)
+        os.close(out)
+    os.write(1, b"held\n")
 
 
 def _work(order: dict) -> None:
@@ -197,13 +221,14 @@ def _work(order: dict) -> None:
             with contextlib.suppress(PermissionError, FileNotFoundError):
                 stale.unlink()
     hold = folder / str(os.getpid())
-    if order["holds"]:
-        hold.write_text("".join(f"{index} {mib}\n" for index, mib in order["holds"]), encoding="utf-8")
-        hold.chmod(0o644)
-    os.write(1, b"held\n")
-    os.close(1)
+    _hold(
+        hold,
+        order["holds"] if order["escape"] else [(i, min(mib, STARTING_MIB)) for i, mib in order["holds"]],
+    )
     # An orphan has no server to listen to. The others see their standard input end when theirs is gone.
-    select.select([told] if order["escape"] else [told, 0], [], [])
+    sources = [told] if order["escape"] else [told, 0]
+    while select.select(sources, [], [])[0] == [0] and os.read(0, 100):
+        _hold(hold, order["holds"])
     time.sleep(order["linger_s"])
     hold.unlink(missing_ok=True)
 

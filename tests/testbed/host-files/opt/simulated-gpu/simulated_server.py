@@ -36,6 +36,10 @@ WORDS = (
     " it",
     ".",
 )
+# A real start says more than a log tail keeps; vLLM 63 lines until it takes its memory (docs/gpu-results.md, section 11).
+START_LINES = 40
+# Until then of the time to load a server holds little memory, then all of it.
+SMALL_UNTIL = 0.8
 THINKING_TOKENS = 32
 ANSWER_TOKENS = 16
 
@@ -137,17 +141,29 @@ class SimulatedServer:
 
     def load(self, held: dict[str, dict[int, int]], orphan_title: str) -> None:
         """Start workers, {title: {GPU index: MiB}}, and take the time to load; returns early when stopped."""
+        for number in range(1, START_LINES + 1):
+            self.logger.info("simulated: starting, line %d of %d", number, START_LINES)
         if self.faults.get("exit_at_start"):
             raise RuntimeError("simulated fault: exit_at_start")
         for title, memory in held.items():
             self.workers.start(title, memory)
         if self.faults.get("leave_orphan"):
             self.workers.start(orphan_title, {0: 2000}, escape=True)
-        self.logger.info("simulated: workers %s hold their GPU memory, loading", ", ".join(held))
-        seconds = math.inf if self.faults.get("never_ready") else self.faults.get("load_s", 2)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.stopping.wait(0.05):
+        self.logger.info("simulated: workers %s hold some GPU memory, loading", ", ".join(held))
+        begin, seconds = time.monotonic(), self.faults.get("load_s", 2)
+        if not self.passes(begin + SMALL_UNTIL * seconds):
+            return
+        self.workers.take_all()
+        self.logger.info("simulated: they hold all of it")
+        self.passes(math.inf if self.faults.get("never_ready") else begin + seconds)
+
+    def passes(self, until: float) -> bool:
+        """Wait until that time (monotonic). False when stopped before; raises when a worker died."""
+        while time.monotonic() < until:
+            if self.stopping.wait(0.05):
+                return False
             self.check_workers()
+        return True
 
     def check_workers(self) -> None:
         """A server whose worker died can't go on, unless all of them were told to stop together."""
