@@ -8,7 +8,7 @@ READY := .venv/.ready
 BED := python3 tests/testbed/bed.py
 BENCH ?= header_cost second_run one_host transfer_faults distribution
 
-.PHONY: help venv lint test test-unit molecule faults demo demo-down bench lock lock-vllm lock-check docs
+.PHONY: help venv lint test test-unit molecule faults demo demo-down bench release lock lock-vllm lock-check docs
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,7 @@ lint: $(READY) ## ruff, yamllint, ansible-lint, generated docs up to date
 	yamllint --strict .
 	ansible-lint --strict
 	python3 tools/variables.py --check
+	python3 tools/release.py check
 
 test-unit: $(READY) ## what needs neither root nor a download beyond the venv
 	pytest tests/unit tests/modules
@@ -50,6 +51,9 @@ bench: $(READY) ## what claims of speed rest on; BENCH=distribution for one (ben
 
 docs: $(READY) ## regenerate the variable reference from the roles' argument specs
 	python3 tools/variables.py
+
+release: $(READY) ## CHANGELOG.md out of the fragments, a commit and a tag: make release VERSION=0.2.0
+	python3 tools/release.py cut $(VERSION)
 
 lock: $(READY) ## resolve the control node's requirements again
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header requirements.in -o requirements.txt

@@ -39,6 +39,9 @@ options:
     description: Also prove the server by completions.
     type: bool
     default: false
+  releases:
+    description: Folder of the releases, for RV(drafter).
+    type: path
   proof_timeout_s:
     description: For the whole proof.
     type: float
@@ -168,6 +171,17 @@ acceptance:
   sample:
     verdict: passed
     sets: {short: {length: 4.2}, long: {length: 4.0}}
+drafter:
+  description: What a release says of its drafter, the one that the last switch was to, or else that serves, or else that the
+    switch left; null without O(releases) or without a release.
+  type: dict
+  returned: always
+  sample:
+    release: 0123456789abcdef
+    vllm: 0.20.1
+    drafter_sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
+    provenance: {hidden_size: fc.weight}
+    config: {hidden_size: 5120}
 advice:
   description: What the operator should do, in a sentence; empty when nothing.
   type: str
@@ -189,6 +203,7 @@ def main() -> None:
             "state_dir": {"type": "path", "default": "/var/lib/vllm-dflash"},
             "prove": {"type": "bool", "default": False},
             "api_key": {"type": "str", "no_log": True},
+            "releases": {"type": "path"},
             "proof_timeout_s": {"type": "float", "default": 120.0},
         },
         supports_check_mode=True,

@@ -6,6 +6,7 @@ serve-boot        start what the last confirmed switch chose (what llm-serving.s
 rollback          switch to the server before, follow it to its end, say the outcome
 status            JSON: what serves, proved, and served before, the last switch, what to do; exit 1 if there is any
 prove             prove what serves, or a server described with --server JSON; exit 1 if it isn't proved
+probe FILE        one completion of what serves, as metrics for node_exporter; exit 1 if there is none (llm-probe.timer)
 inspect FILE      what a drafter's tensors say and what they don't (inspect --help)
 render FILE       a drafter's config.json with a source for every value (render --help)
 """
@@ -40,8 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
         "rollback": _rollback,
         "status": _status,
         "prove": _prove,
+        "probe": _probe,
     }
-    if verb not in verbs or rest:
+    if verb == "probe" and len(rest) == 1:
+        options["FILE"] = rest.pop()
+    elif verb not in verbs or verb == "probe" or rest:
         print(__doc__, file=sys.stderr)
         return 2
     from .errors import RolloutError
@@ -176,3 +180,15 @@ def _prove(store, options: dict) -> int:
     result = prove(server)
     print(json.dumps({"server": server, **result.as_dict()}, indent=1))
     return 0 if result.proved else 1
+
+
+def _probe(store, options: dict) -> int:
+    from .errors import RolloutError
+    from .probe import probe
+
+    try:
+        text, result = probe(store, options["FILE"])
+    except OSError as error:
+        raise RolloutError("What the probe found can't be written", found=str(error)) from error
+    print(text)
+    return 0 if result is None or result.proved else 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 
 from . import acceptance, containers, proof, servers, units
 from .detection import Found, detect
 from .errors import RolloutError
+from .files import read_json
 from .gate import OUR_UNITS, RUN_DIR, STATE_DIR
 from .store import Store
 from .switch_state import CONFIRMED, END_STATES, REFUSED, ROLLED_BACK, STRANDED, seconds_in_states
@@ -24,6 +26,7 @@ def inspect_serving(
     run_dir: str = RUN_DIR,
     runtime: str = servers.SYSTEMD,
     api_key: str | None = None,
+    releases: str | None = None,
 ) -> dict:
     """Everything that `serving_info` returns (see its RETURN). Reads only.
 
@@ -71,6 +74,7 @@ def inspect_serving(
         "switch_running": store.running() is not None,
         "acceptance": acceptance.kept(state_dir, state),
         "way_back": way_back(store),
+        "drafter": drafter_of(releases, record, state["serving"]),
     }
     if port:
         asked = {**server, "port": port}
@@ -103,6 +107,25 @@ def way_back(store: Store) -> dict | None:
         "unit": state["previous"]["unit"],
         "problem": rejected or servers.startable(state["previous"]),
     }
+
+
+def drafter_of(releases: str | None, record: dict | None, serving: dict | None) -> dict | None:
+    """What a release says of its drafter: the one that was switched to, else that serves, else that was left.
+
+    `release.json` as the release has it, and the rendered `config`. None without a folder, a release, or its files.
+    Raises RolloutError for files that can't be read.
+    """
+    concerned = ((record or {}).get("new"), serving, (record or {}).get("old"))
+    release = next((server["release"] for server in concerned if server and server.get("release")), None)
+    if not releases or release is None:
+        return None
+    folder = os.path.join(releases, release)
+    try:
+        facts = read_json(os.path.join(folder, "release.json"))
+        config = read_json(os.path.join(folder, "drafter", "config.json"))
+    except ValueError as error:
+        raise RolloutError(f"{folder} can't be read", found=str(error), remedy="stage it again") from error
+    return None if facts is None else {"release": release, **facts, "config": config}
 
 
 def _look(serving: dict | None, unit: str | None, runtime: str, port: int | None) -> Found:

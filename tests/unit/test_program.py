@@ -50,7 +50,9 @@ def test_a_refused_drafter_is_status_1_in_words(tmp_path, capsys):
     assert "What to do:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["dance"], ["switch", "now"], ["may-start"], ["may-start", "a", "b"]])
+@pytest.mark.parametrize(
+    "words", [[], ["dance"], ["switch", "now"], ["may-start"], ["may-start", "a", "b"], ["probe"]]
+)
 def test_what_is_no_verb_shows_the_verbs(words, capsys):
     assert program.main(words) == 2
     shown = capsys.readouterr().err
@@ -60,6 +62,7 @@ def test_what_is_no_verb_shows_the_verbs(words, capsys):
         "serve-boot ",
         "status ",
         "prove ",
+        "probe FILE",
         "inspect FILE",
         "render FILE",
     ):
