@@ -168,6 +168,10 @@ acceptance:
   sample:
     verdict: passed
     sets: {short: {length: 4.2}, long: {length: 4.0}}
+out_of_pool:
+  description: Whether a roll-out took this host out of its pool and has not put it back.
+  type: bool
+  returned: always
 advice:
   description: What the operator should do, in a sentence; empty when nothing.
   type: str

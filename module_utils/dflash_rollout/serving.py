@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 
 from . import acceptance, containers, proof, servers, units
@@ -12,6 +13,8 @@ from .store import Store
 from .switch_state import CONFIRMED, END_STATES, REFUSED, ROLLED_BACK, STRANDED, seconds_in_states
 
 PROGRAM_UNIT = "llm-switchover.service"
+# Below the state: there from before a host is drained until it is back in its pool, also if the play was lost between.
+OUT_OF_POOL = "out_of_pool"
 
 
 def inspect_serving(
@@ -71,6 +74,7 @@ def inspect_serving(
         "switch_running": store.running() is not None,
         "acceptance": acceptance.kept(state_dir, state),
         "way_back": way_back(store),
+        "out_of_pool": os.path.exists(os.path.join(state_dir, OUT_OF_POOL)),
     }
     if port:
         asked = {**server, "port": port}
