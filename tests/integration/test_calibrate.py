@@ -1,4 +1,4 @@
-"""Calibration of a booted host: releases, switches and counters are real, the *simulated* engine's speed follows a made-up rule."""
+"""Calibration of a booted host: releases, switches and counters are real; the *simulated* engine's speed is made up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,18 @@ def faults(host, **engine) -> None:
     host.put(json.dumps({"engine": {"token_s": 0.01, **engine}}), "/etc/simulated-gpu/faults.json")
 
 
-def test_more_than_one_host_and_a_file_that_hides_are_refused(fleet):
+def test_more_than_one_host_is_refused(fleet, tmp_path):
+    inventory = json.loads(fleet.inventory.read_text())
+    hosts = inventory["all"]["children"]["gpu_hosts"]["children"]["qwen3_6_27b_dflash"]["hosts"]
+    hosts["another"] = {"ansible_host": "192.0.2.1"}
+    (tmp_path / "inventory.yml").write_text(json.dumps(inventory))
+    (tmp_path / "group_vars").symlink_to(RUN / BED / "group_vars")
+    play = fleet.play("playbooks/calibrate.yml", "-i", str(tmp_path / "inventory.yml"))
+    assert play.status != 0
+    assert "Calibration takes one host, and here are 2" in play.output
+
+
+def test_a_file_that_would_hide_the_result_is_refused(fleet):
     hidden = RUN / BED / "host_vars" / f"{BED}-gpu1.yml"
     hidden.parent.mkdir(exist_ok=True)
     hidden.write_text("{}\n")

@@ -6,10 +6,9 @@ import contextlib
 import http.client
 import json
 import os
-import re
-import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -18,6 +17,10 @@ from pathlib import Path
 import pytest
 
 from .conftest import ROOT, Fleet, _boot, bed
+
+sys.path.append(str(ROOT / "tests"))
+
+import debian
 
 pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
@@ -43,32 +46,6 @@ backend llm
     default-server check inter 500ms rise 2 fall 2
 {servers}
 """
-
-
-def haproxy() -> tuple[str, dict[str, str]]:
-    """(program, environment): the machine's own, else Debian's package, unpacked and not installed."""
-    if found := shutil.which("haproxy"):
-        return found, dict(os.environ)
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-dflash-testbed" / "haproxy"
-    )
-    program = cache / "usr/sbin/haproxy"
-    if not program.exists():
-        partial = cache.with_name("haproxy.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        tree = ["apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts"]
-        names = subprocess.run([*tree, "haproxy"], capture_output=True, text=True, check=True).stdout.split()
-        wanted = {
-            "haproxy",
-            *(name for name in names if re.fullmatch(r"lib(lua|opentracing)[a-z0-9.-]*", name)),
-        }
-        subprocess.run(["apt-get", "-q", "download", *sorted(wanted)], cwd=partial, check=True)
-        for package in partial.glob("*.deb"):
-            subprocess.run(["dpkg", "-x", package, partial], check=True)
-        partial.rename(cache)
-    [libraries] = {str(path.parent) for path in cache.glob("usr/lib/*/liblua*.so.0")}
-    return str(program), {**os.environ, "LD_LIBRARY_PATH": libraries}
 
 
 @dataclass
@@ -162,7 +139,7 @@ class Pool:
 @pytest.fixture(scope="module")
 def pool(bootable, small_drafter, tmp_path_factory):
     """Two hosts with SGLang behind HAProxy, under load for the whole file: its tests are the steps of one story."""
-    program, environment = haproxy()
+    program, environment = debian.program("haproxy", r"lib(lua|opentracing)[a-z0-9.-]*")
     bed("down", BED)
     hosts = _boot(BED, 2, "--layer", "--small")
     for host in hosts:
