@@ -182,6 +182,10 @@ drafter:
     drafter_sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
     provenance: {hidden_size: fc.weight}
     config: {hidden_size: 5120}
+out_of_pool:
+  description: Whether a roll-out took this host out of its pool and has not put it back.
+  type: bool
+  returned: always
 advice:
   description: What the operator should do, in a sentence; empty when nothing.
   type: str

@@ -80,6 +80,11 @@ options:
     type: dict
     required: true
     suboptions: *server
+  way_back:
+    description: The server that a confirmed switch keeps as the way back, in the place of O(old), where O(new) is on trial
+      and something else served before all trials. With the unit of O(new) there is none.
+    type: dict
+    suboptions: *server
   settings:
     description: How the switch is done.
     type: dict
@@ -218,6 +223,7 @@ def main() -> None:
         argument_spec={
             "old": {"type": "dict", "options": SERVER_SPEC},
             "new": {"type": "dict", "required": True, "options": SERVER_SPEC},
+            "way_back": {"type": "dict", "options": SERVER_SPEC},
             "settings": {"type": "dict", "default": {}, "apply_defaults": True, "options": SETTINGS_SPEC},
             "state_dir": {"type": "path", "default": "/var/lib/vllm-dflash"},
             "id": {"type": "str"},

@@ -197,7 +197,7 @@ def api_of(server: dict) -> str:
     return "chat" if server.get("chat") else "completions"
 
 
-def _answer(server: dict, model: str, prompt: str, tokens: int, deadline: Deadline) -> tuple[int, int]:
+def answer(server: dict, model: str, prompt: str, tokens: int, deadline: Deadline) -> tuple[int, int]:
     """(prompt tokens, generated tokens) of one greedy answer, as the server counts them. Raises NoProof."""
     path = "/v1/chat/completions" if api_of(server) == "chat" else "/v1/completions"
     answer = ask_json(server, path, deadline, _body(server, model, prompt, max_tokens=tokens, temperature=0))
@@ -245,7 +245,7 @@ def fit_long(count: Callable[[str], tuple[int, int]], window: int | None, tokens
     )
 
 
-def _read_counters(server: dict, deadline: Deadline) -> list[Sample]:
+def read_counters(server: dict, deadline: Deadline) -> list[Sample]:
     return parse(ask(server, "/metrics", deadline).decode(errors="replace"))
 
 
@@ -259,16 +259,16 @@ def measure_set(server: dict, model: str, asked: Iterable[str], tokens: int, dea
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(min(PAUSE_S, deadline.left()))
-        before = _read_counters(server, deadline)
+        before = read_counters(server, deadline)
         begin = time.monotonic()
-        answers = [_answer(server, model, prompt, tokens, deadline) for prompt in asked]
+        answers = [answer(server, model, prompt, tokens, deadline) for prompt in asked]
         seconds = time.monotonic() - begin
         own = sum(generated for _, generated in answers)
         settled = time.monotonic() + SETTLE_S
-        grown = difference(before, _read_counters(server, deadline))
+        grown = difference(before, read_counters(server, deadline))
         while grown is not None and grown["generated"] < own and time.monotonic() < settled:
             time.sleep(0.1)
-            grown = difference(before, _read_counters(server, deadline))
+            grown = difference(before, read_counters(server, deadline))
         if grown is None:
             return {"problem": "the server's counters were reset meanwhile: it was started again"}
         figures = {

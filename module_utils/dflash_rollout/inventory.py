@@ -11,6 +11,7 @@ import decimal
 import difflib
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -212,6 +213,22 @@ def misplaced_secrets(values: dict) -> Iterator[str]:
                 yield f"{name} holds a secret ({key}), and is world-readable on the host. What to do: set {right} instead."
 
 
+def pool_faults(values: dict) -> Iterator[str]:
+    """What would leave a host out of its pool: a hook without its counterpart, a file of tasks that isn't there."""
+    hooks = {name: values.get(name) or "" for name in ("rollout_drain_tasks", "rollout_rejoin_tasks")}
+    for name, path in hooks.items():
+        if not path and any(hooks.values()):
+            yield f"{name} is empty, and its counterpart is set. What to do: set both, or none."
+        elif path and not (os.path.isabs(str(path)) and os.path.isfile(str(path))):
+            yield str(
+                RolloutError(
+                    f"{name} is no file of tasks on this control node",
+                    found=str(path),
+                    expected="the whole path, as in {{ inventory_dir }}/pool/drain.yml",
+                )
+            )
+
+
 def known_options(specs: dict[str, dict]) -> dict[str, dict]:
     """The public options of all roles: name → its part of the argument spec.
 
@@ -257,6 +274,7 @@ def check(
         values = hosts.get(host, {})
         texts = [verdicts[name] for name in own_names if verdicts[name]]
         texts.extend(misplaced_secrets(values))
+        texts.extend(pool_faults(values))
         for name, option in options.items():
             if name in values:
                 texts.extend(check_value(name, values[name], option))

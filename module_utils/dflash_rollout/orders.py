@@ -31,6 +31,7 @@ def order_switch(
     state_dir: str,
     id: str | None,
     follow_timeout: float,
+    way_back: dict | None = None,
 ) -> tuple[bool, dict]:
     """What the module `switchover` does (see its documentation): (failed, what it returns).
 
@@ -61,6 +62,7 @@ def order_switch(
         "id": id or f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
         "old": old,
         "new": new,
+        "way_back": way_back,
         "settings": settings,
         "requested_at": Host.wall(),
         "requested_by": os.environ.get("SUDO_USER") or getpass.getuser(),

@@ -14,6 +14,8 @@ from .store import Store
 from .switch_state import CONFIRMED, END_STATES, REFUSED, ROLLED_BACK, STRANDED, seconds_in_states
 
 PROGRAM_UNIT = "llm-switchover.service"
+# Below the state: there from before a host is drained until it is back in its pool, also if the play was lost between.
+OUT_OF_POOL = "out_of_pool"
 
 
 def inspect_serving(
@@ -75,6 +77,7 @@ def inspect_serving(
         "acceptance": acceptance.kept(state_dir, state),
         "way_back": way_back(store),
         "drafter": drafter_of(releases, record, state["serving"]),
+        "out_of_pool": os.path.exists(os.path.join(state_dir, OUT_OF_POOL)),
     }
     if port:
         asked = {**server, "port": port}

@@ -103,9 +103,13 @@ class Store:
         Returns normally whenever the rename was done, even if making it durable failed afterwards.
         """
         previous, before = record["old"], self.serving()
+        chosen = record.get("way_back")
         if previous is None and before is not None and before["serving"]["unit"] == record["new"]["unit"]:
             # The same server was started anew: the way back is the one that it had.
             previous = before["previous"]
+        if chosen is not None:
+            # On trial: back leads to what served before all trials. To itself there is none.
+            previous = None if chosen["unit"] == record["new"]["unit"] else chosen
         value = {"serving": record["new"], "previous": previous, "switch_id": record["id"]}
         try:
             write_json(self._serving, value)

@@ -57,6 +57,7 @@ def new_record(order: dict, boot_id: str) -> dict:
         "boot_id": boot_id,
         "old": order["old"],
         "new": order["new"],
+        "way_back": order.get("way_back"),
         "requested_at": order.get("requested_at"),
         "requested_by": order.get("requested_by"),
         "states": [],

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -225,6 +226,14 @@ def _stat(pid: int) -> tuple[int, int] | None:
     """(parent, start time in ticks) of a living process; None when it ended or is a zombie."""
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
+
+
+def age_s(pid: int) -> float | None:
+    """Seconds since a process was started, None when it has ended."""
+    found = _stat(pid)
+    if found is None:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - found[1] / os.sysconf("SC_CLK_TCK")
 
 
 def parent_of(pid: int) -> int | None:

@@ -128,3 +128,14 @@ def test_at_boot_only_a_release_is_started(tmp_path, monkeypatch, chosen, done):
         store.confirm({"id": "1", "new": chosen, "old": None})
     assert done in serving.start_at_boot(store)
     assert started == ([chosen["unit"]] if "queued" in done else [])
+
+
+def test_a_server_on_trial_leads_back_to_what_served_before_all_trials(tmp_path):
+    store = Store(str(tmp_path), str(tmp_path / "run"))
+    before, first, second = ({"unit": f"{name}.service"} for name in ("sglang", "first", "second"))
+    store.confirm({"id": "1", "old": before, "new": first, "way_back": before})
+    store.confirm({"id": "2", "old": first, "new": second, "way_back": before})
+    assert store.serving() == {"serving": second, "previous": before, "switch_id": "2"}
+    # back, to where nothing was before it
+    store.confirm({"id": "3", "old": second, "new": before, "way_back": before})
+    assert store.serving() == {"serving": before, "previous": None, "switch_id": "3"}

@@ -312,6 +312,24 @@ def test_aux_layers_win_over_taps_as_in_vllm():
     assert simulated_drafting.captured_layers(config) == (2, 17)
 
 
+def test_fewer_drafted_tokens_give_a_shorter_simulated_length():
+    lengths = [simulated_drafting.length_of(4.2, drafted) for drafted in (1, 3, 7, 15)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < 2
+    assert lengths[-1] == 4.2
+    assert simulated_drafting.length_of(1.3, 1) == pytest.approx(1.23, abs=0.01)
+
+
+def test_drafting_wins_in_the_simulation_until_many_requests_run():
+    def rate(running, drafted):
+        length = simulated_drafting.length_of(4.2, drafted) if drafted else 1.0
+        return running / simulated_drafting.token_factor(running, drafted, length)
+
+    assert simulated_drafting.token_factor(1, 15, 4.2) == 1
+    assert rate(1, 15) > rate(1, 7) > 3 * rate(1, 0)
+    assert rate(16, 7) > rate(16, 0) > rate(16, 15)
+
+
 # --- the way into vLLM -------------------------------------------------------------------------------
 
 

@@ -7,12 +7,15 @@ and every generated token.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "simulated-gpu"))
@@ -20,7 +23,15 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "simulated-gpu"))
 import simulated_gpu
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from safetensors import safe_open
-from simulated_drafting import Drafting, acceptance_length, captured_layers, length_at, window
+from simulated_drafting import (
+    Drafting,
+    acceptance_length,
+    captured_layers,
+    length_at,
+    length_of,
+    token_factor,
+    window,
+)
 from simulated_server import Generation, Refusal, SimulatedServer, tokens_of
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.openai.api_server import setup_server
@@ -74,7 +85,9 @@ class SimulatedEngine(SimulatedServer):
         """Set up vLLM's own metrics and, with a drafter, the counts of its drafts."""
         self.stats = PrometheusStatLogger(vllm_config)
         self.drafting: dict[float, Drafting] = {}
-        self.length, self.window = 1.0, None
+        self.length, self.window, self.drafted = 1.0, None, 0
+        self.places = threading.BoundedSemaphore(vllm_config.scheduler_config.max_num_seqs)
+        self.generating = 0
         speculative = vllm_config.speculative_config
         if speculative is None:
             return
@@ -82,7 +95,8 @@ class SimulatedEngine(SimulatedServer):
         layers = captured_layers(drafter_config)
         mask = (getattr(drafter_config, "dflash_config", None) or {}).get("mask_token_id")
         expected = json.loads(simulated_gpu.path_of("/etc/simulated-gpu/drafter.json").read_text("utf-8"))
-        self.length = length = acceptance_length(mask, layers, expected)
+        self.drafted = speculative.num_speculative_tokens
+        self.length = length = length_of(acceptance_length(mask, layers, expected), self.drafted)
         self.window = window(drafter_config)
         self.drafting = {
             at: Drafting(at, speculative.num_speculative_tokens)
@@ -91,13 +105,44 @@ class SimulatedEngine(SimulatedServer):
         logger.info("simulated: Using auxiliary layers from speculative config: %s", layers)
         logger.info("simulated: mask token %s, acceptance length will be %.2f", mask, length)
 
+    def answer(self, generation: Generation, number: int) -> dict:
+        """A whole answer; only as many at once as max-num-seqs, the others wait."""
+        with self.place():
+            return super().answer(generation, number)
+
+    def chunks(self, generation: Generation, number: int, with_usage: bool) -> Iterator[dict]:
+        """A stream, the same."""
+        with self.place():
+            yield from super().chunks(generation, number, with_usage)
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the places for requests that run."""
+        with self.places:
+            with self.lock:
+                self.generating += 1
+            try:
+                yield
+            finally:
+                with self.lock:
+                    self.generating -= 1
+
+    def token_time(self) -> float:
+        """How much slower a token is than with one request and a full draft that is accepted well."""
+        return token_factor(self.generating, self.drafted, self.length)
+
+    def scheduled(self, **more: object) -> SchedulerStats:
+        """What vLLM's scheduler says of its queue; called under the lock."""
+        waiting = max(0, self.running_requests - self.generating)
+        return SchedulerStats(num_running_reqs=self.generating, num_waiting_reqs=waiting, **more)
+
     def get(self, path: str) -> tuple[str, bytes] | None:
         """/version and /metrics"""
         if path == "/version":
             return "application/json", json.dumps({"version": __version__}).encode()
         if path == "/metrics":
             with self.lock:
-                self.stats.record(SchedulerStats(num_running_reqs=self.running_requests), None)
+                self.stats.record(self.scheduled(), None)
             return CONTENT_TYPE_LATEST, generate_latest(get_prometheus_registry())
         return None
 
@@ -125,8 +170,7 @@ class SimulatedEngine(SimulatedServer):
             drafts = SpecDecodingStats.new(drafting.drafted)
             for accepted in drafting.generate(generation.length):
                 drafts.observe_draft(drafting.drafted, accepted)
-        scheduler = SchedulerStats(num_running_reqs=self.running_requests, spec_decoding_stats=drafts)
-        self.stats.record(scheduler, iteration)
+        self.stats.record(self.scheduled(spec_decoding_stats=drafts), iteration)
 
 
 def check_weights(folder: str) -> int:

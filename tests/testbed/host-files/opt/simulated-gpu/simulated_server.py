@@ -121,6 +121,10 @@ class SimulatedServer:
     def finished(self, generation: Generation) -> None:
         """Called under the lock after each completed generation."""
 
+    def token_time(self) -> float:
+        """How much longer than by default a token takes now."""
+        return 1.0
+
     def get(self, path: str) -> tuple[str, bytes] | None:
         """(content type, body) for a path of this server alone, or None."""
         return None
@@ -219,7 +223,7 @@ class SimulatedServer:
         while asked.get("hang_completions"):
             time.sleep(0.1)
             asked = simulated_gpu.faults(self.fault_key)
-        time.sleep(asked.get("token_s", 0.002))
+        time.sleep(asked.get("token_s", 0.002) * self.token_time())
 
     def plan(self, kind: str, body: dict) -> Generation:
         """What is to be generated for this request. Raises Refusal."""
