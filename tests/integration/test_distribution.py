@@ -84,7 +84,7 @@ def damage(host, path: str) -> None:
 
 def sent_bytes(output: str, host: str) -> int:
     """What push_files returned for a host, from -v."""
-    found = re.search(rf"\[{host}\][^\[]*?sent_bytes: (\d+)", output, re.DOTALL)
+    found = re.search(rf"\[{host}\] => *\n(?: {{4}}.*\n)*? {{4}}sent_bytes: (\d+)", output)
     assert found, output
     return int(found[1])
 
@@ -282,7 +282,7 @@ def test_a_control_node_that_dies_leaves_nothing_running(fleet):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     finally:
-        bed("rate", fleet.hosts[0].bed, "gpu1", "none")
+        bed("rate", fleet.hosts[0].bed, "gpu1", "")
     fleet.hosts[0].wait("! pgrep -x rsync", 90)
     time.sleep(1)
     done = fleet.play(PLAY, "-v", drafter_shipped_config="")
