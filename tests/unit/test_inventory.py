@@ -346,3 +346,17 @@ def test_other_arguments_are_no_secrets():
             {"vllm_service_args": {"max-model-len": 1}, "vllm_service_environment": "{{ x }}"}
         )
     )
+
+
+def test_hooks_of_a_pool_come_in_pairs_and_are_files(tmp_path):
+    tasks = tmp_path / "drain.yml"
+    tasks.write_text("[]")
+    both = {"rollout_drain_tasks": str(tasks), "rollout_rejoin_tasks": str(tasks)}
+    assert list(inventory.pool_faults(both)) == []
+    assert list(inventory.pool_faults({})) == []
+    [alone] = inventory.pool_faults({"rollout_drain_tasks": str(tasks)})
+    assert alone.startswith("rollout_rejoin_tasks is empty")
+    [missing] = inventory.pool_faults({**both, "rollout_rejoin_tasks": str(tmp_path / "no.yml")})
+    assert "rollout_rejoin_tasks is no file" in missing
+    [relative] = inventory.pool_faults({**both, "rollout_drain_tasks": "pool/drain.yml"})
+    assert "whole path" in relative
