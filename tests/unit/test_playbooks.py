@@ -24,9 +24,18 @@ def notifies(role: str, tasks: str = "main") -> bool:
     return "notify:" in text or any(notifies(role, name) for name in taken_in)
 
 
+def flat(tasks: list[dict]) -> list[dict]:
+    """The tasks and blocks, and what is in the blocks."""
+    inner = [flat(task.get(part, [])) for task in tasks for part in ("block", "rescue", "always")]
+    return [*tasks, *(one for tasks in inner for one in tasks)]
+
+
 def imports(tasks: list[dict]) -> list[tuple[dict, dict]]:
+    """Each import of a role, with its task."""
     return [
-        (task, task["ansible.builtin.import_role"]) for task in tasks if "ansible.builtin.import_role" in task
+        (task, task["ansible.builtin.import_role"])
+        for task in flat(tasks)
+        if "ansible.builtin.import_role" in task
     ]
 
 
@@ -38,7 +47,10 @@ def any_notifies(tasks: list[dict]) -> bool:
 def test_no_condition_lies_on_handlers(tasks):
     """Ansible puts the `when` of an import on the handlers of that role's dependencies, for the whole play."""
     if any_notifies(tasks):
-        assert [task["name"] for task, _ in imports(tasks) if "when" in task] == []
+        blocks = [task for task in flat(tasks) if "block" in task]
+        assert [
+            task["name"] for task in [*(task for task, _ in imports(tasks)), *blocks] if "when" in task
+        ] == []
 
 
 def test_staging_and_switching_notify():
