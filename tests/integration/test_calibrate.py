@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
 BED = os.environ.get("CALIBRATE_BED", "calib")
 QUICK = {
-    "calibrate_tokens": 32,
+    "calibrate_tokens": 16,
     "calibrate_concurrencies": [1, 16],
     "calibrate_num_speculative_tokens": [7, 15],
 }

@@ -218,7 +218,7 @@ def test_a_drain_that_fails_stops_nothing(pool, tmp_path):
 
 def test_one_host_by_its_name_and_then_the_rest(pool):
     canary, other = pool.fleet.hosts
-    canary.run("rm /etc/simulated-gpu/faults.json")
+    canary.run("rm -f /etc/simulated-gpu/faults.json")
     play = pool.play("site.yml", "--limit", other.name)
     assert play.status == 0, play.output
     assert "\n1 done." in play.output
