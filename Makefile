@@ -61,8 +61,8 @@ lock: $(READY) ## resolve the control node's requirements again
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/vllm/files/uv.in -o roles/vllm/files/uv.txt
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header roles/transfer/files/swarm.in -o roles/transfer/files/swarm.txt
 
-lock-vllm: $(READY) ## resolve a version of vLLM as of its release: make lock-vllm VERSION=0.26.0
-	python3 tools/lock.py write $(VERSION)
+lock-vllm: $(READY) ## resolve a version of vLLM as of its release: make lock-vllm VERSION=0.26.0 UNTIL=2026-07-26
+	python3 tools/lock.py write $(VERSION) $(if $(UNTIL),--until $(UNTIL))
 
 lock-check: $(READY) ## are the locks of vLLM complete for each Python; reads metadata only
 	python3 tools/lock.py check

@@ -1,23 +1,20 @@
 #!/usr/bin/env python3
 """Writes and checks the locks of vLLM: every artefact of every supported Python with its sha256.
 
-lock.py write VERSION [--until DATE]   resolve vllm==VERSION as of its release into roles/vllm/files/locks/
+lock.py write VERSION [--until DATE]   resolve vllm==VERSION as of that day into roles/vllm/files/locks/
 lock.py check [VERSION …]              is each lock complete and closed; reads metadata, downloads no wheel
 
-Needs uv on PATH. A version is resolved as of the day after its newest wheel was uploaded: what came later was
-not there when it was released and tested.
+Needs uv on PATH. Give the day after the version's newest wheel was uploaded: what came later was not there when it
+was released and tested. A lock that is there already is written again as of its own day.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import re
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -28,7 +25,6 @@ from packaging.requirements import Requirement
 LOCKS = Path(__file__).resolve().parent.parent / "roles/vllm/files/locks"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 PLATFORM = "x86_64-manylinux_2_35"
-INDEX = "https://pypi.org/simple/vllm/"
 HEAD = "# Written by `make lock-vllm VERSION={version}`: universal for Python 3.10 to 3.13, resolved as of {until}.\n"
 
 
@@ -40,17 +36,6 @@ def uv(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
     if check and done.returncode:
         sys.exit(done.stderr.strip() or f"uv pip {arguments[0]} ended with {done.returncode}")
     return done
-
-
-def released(version: str) -> str:
-    """The day after the newest wheel of a version was uploaded, from the index."""
-    request = urllib.request.Request(INDEX, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 (a constant https address)
-        files = json.load(answer)["files"]
-    days = [file["upload-time"][:10] for file in files if file["filename"].startswith(f"vllm-{version}-")]
-    if not days:
-        sys.exit(f"The index has no wheel of vLLM {version}.")
-    return str(datetime.date.fromisoformat(max(days)) + datetime.timedelta(days=1))
 
 
 def write(version: str, until: str) -> Path:
@@ -148,7 +133,12 @@ def main() -> int:
     several.add_argument("versions", nargs="*")
     args = parser.parse_args()
     if args.verb == "write":
-        print(write(args.version, args.until or released(args.version)))
+        path = LOCKS / f"vllm-{args.version}.txt"
+        if not args.until and not path.exists():
+            parser.error(
+                f"There is no {path.name} yet: give --until, the day after vLLM {args.version} was released."
+            )
+        print(write(args.version, args.until or until(path.read_text())))
         return 0
     status = 0
     versions = args.versions or sorted(p.stem.removeprefix("vllm-") for p in LOCKS.glob("vllm-*.txt"))
