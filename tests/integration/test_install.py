@@ -97,7 +97,9 @@ def begin(fleet: Fleet, variables: dict[str, str]) -> tuple[subprocess.Popen, Pa
 
     Its output goes to a file. It has ssh connections of its own, since they may be cut.
     """
-    halt = f"until test -e {VENVS}/.*.partial/lib/python3*/site-packages/torch; do :; done; pkill -STOP -x uv"
+    # What an interrupted one left is there until uv is about to run: only with uv is it the one to stop.
+    there = f"test -e {VENVS}/.*.partial/lib/python3*/site-packages/torch"
+    halt = f"until {there} && pkill -STOP -x uv; do sleep 0.02; done"
     fleet.hosts[0].run(f"systemd-run --quiet --collect sh -c '{halt}'")
     folder = Path(tempfile.mkdtemp(prefix="cp"))
     command = ["ansible-playbook", "-i", str(fleet.inventory), INSTALL, "-e", json.dumps(variables)]
