@@ -28,7 +28,7 @@ def arguments(tmp_path) -> dict:
         "version": "0.20.1",
         "uv_lock": "uv lock",
         "python": "/usr/bin/python3",
-        "index_url": "https://pypi.example.com/simple",
+        "index_url": "https://packages.example.com/simple",
         "index_username": "deploy",
         "index_password": SECRET,
         "environment": {"https_proxy": "http://proxy-user:pr0xy-m4rker@proxy.example.com:3128"},
@@ -52,7 +52,7 @@ def test_check_mode_installs_nothing(run_module, arguments):
 
 
 def test_a_login_in_the_url_is_refused(run_module, arguments):
-    arguments |= {"index_url": "https://deploy:pw@pypi.example.com/simple", "index_password": ""}
+    arguments |= {"index_url": "https://deploy:pw@packages.example.com/simple", "index_password": ""}
     result = run_module("vllm_venv", arguments, check=True)
     assert result["failed"]
     assert "vllm_index_password" in result["msg"]

@@ -105,10 +105,10 @@ def test_what_the_probe_finds_is_refused_before_the_venv_has_its_name(wanted, tm
 
 
 def test_credentials_travel_in_the_environment_alone(wanted, tmp_path):
-    index = Index("https://pypi.example.com/simple", "me", "s3cr:t/")
+    index = Index("https://packages.example.com/simple", "me", "s3cr:t/")
     ensure(replace(wanted, index=index))
     called = (tmp_path / "called").read_text()
-    assert "UV_DEFAULT_INDEX=https://me:s3cr%3At%2F@pypi.example.com/simple" in called
+    assert "UV_DEFAULT_INDEX=https://me:s3cr%3At%2F@packages.example.com/simple" in called
     assert not [line for line in called.splitlines() if "s3cr" in line and "=" not in line]
     for folder, _, names in os.walk(wanted.root):
         for name in names:
@@ -119,7 +119,7 @@ def test_credentials_travel_in_the_environment_alone(wanted, tmp_path):
 def test_a_wheelhouse_is_the_only_source_and_goes_afterwards(wanted, tmp_path):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    ensure(replace(wanted, find_links=str(wheels), index=Index("https://pypi.example.com/simple")))
+    ensure(replace(wanted, find_links=str(wheels), index=Index("https://packages.example.com/simple")))
     called = (tmp_path / "called").read_text().splitlines()
     assert "--no-index" in called
     assert f"--find-links={wheels}" in called
@@ -130,9 +130,9 @@ def test_a_wheelhouse_is_the_only_source_and_goes_afterwards(wanted, tmp_path):
 @pytest.mark.parametrize(
     ("index", "words"),
     [
-        (Index("https://me:pw@pypi.example.com/simple"), "credentials"),
+        (Index("https://me:pw@packages.example.com/simple"), "credentials"),
         (Index("", "me", "pw"), "without vllm_index_url"),
-        (Index("pypi.example.com/simple"), "no URL"),
+        (Index("packages.example.com/simple"), "no URL"),
     ],
 )
 def test_an_index_that_is_none(index, words):
