@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,6 +200,19 @@ def small_drafter(tmp_path_factory) -> Path:
 def _boot(name: str, count: int, *options: str) -> list[Host]:
     inventory = Path(bed("up", name, "--hosts", str(count), *options).strip().splitlines()[-1])
     return [Host(name, f"{name}-gpu{number}", inventory) for number in range(1, count + 1)]
+
+
+@contextlib.contextmanager
+def fresh_hosts(name: str, count: int, *options: str) -> Iterator[list[Host]]:
+    """A bed of its own with hosts on which SGLang answers; gone afterwards, whatever happens."""
+    bed("down", name)
+    try:
+        hosts = _boot(name, count, *options)
+        for host in hosts:
+            host.wait("curl -sf http://127.0.0.1:30000/v1/models")
+        yield hosts
+    finally:
+        bed("down", name)
 
 
 @pytest.fixture

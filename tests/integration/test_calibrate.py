@@ -9,7 +9,7 @@ import re
 import pytest
 import yaml
 
-from .conftest import RUN, Fleet, _boot, bed
+from .conftest import RUN, Fleet, fresh_hosts
 
 pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
@@ -25,11 +25,8 @@ FILE = RUN / BED / "host_vars" / f"{BED}-gpu1" / "calibrated.yml"
 @pytest.fixture(scope="module")
 def fleet(bootable, small_drafter):
     """One fresh host with SGLang for the whole file: its tests are the steps of one story, in order."""
-    bed("down", BED)
-    hosts = _boot(BED, 1, "--layer", "--small")
-    hosts[0].wait("curl -sf http://127.0.0.1:30000/v1/models")
-    yield Fleet(hosts, small_drafter)
-    bed("down", BED)
+    with fresh_hosts(BED, 1, "--layer", "--small") as hosts:
+        yield Fleet(hosts, small_drafter)
 
 
 def serving(host) -> dict:

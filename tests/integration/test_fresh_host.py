@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Fleet, _boot, bed
+from .conftest import Fleet, fresh_hosts
 
 pytestmark = pytest.mark.booted
 
@@ -12,11 +12,8 @@ pytestmark = pytest.mark.booted
 @pytest.fixture
 def fleet(bootable, small_drafter):
     """One host on the bare base image."""
-    bed("down", "bare")
-    hosts = _boot("bare", 1, "--small")
-    hosts[0].wait("curl -sf http://127.0.0.1:30000/v1/models")
-    yield Fleet(hosts, small_drafter)
-    bed("down", "bare")
+    with fresh_hosts("bare", 1, "--small") as hosts:
+        yield Fleet(hosts, small_drafter)
 
 
 def test_check_mode_shows_all_of_it_and_writes_nothing(fleet):

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from .conftest import RUN, WORKER, Fleet, _boot, bed
+from .conftest import RUN, WORKER, Fleet, fresh_hosts
 
 pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
@@ -22,12 +22,8 @@ PROBED = {"switchover_probe_interval": "1s", "vllm_service_api_key": KEY}
 @pytest.fixture(scope="module")
 def fleet(bootable, small_drafter):
     """One fresh host for the whole file: its tests are the steps of one story, in order."""
-    name = f"probe{WORKER}"
-    bed("down", name)
-    hosts = _boot(name, 1, "--layer", "--small")
-    hosts[0].wait("curl -sf http://127.0.0.1:30000/v1/models")
-    yield Fleet(hosts, small_drafter)
-    bed("down", name)
+    with fresh_hosts(f"probe{WORKER}", 1, "--layer", "--small") as hosts:
+        yield Fleet(hosts, small_drafter)
 
 
 def metrics(host) -> dict[str, float]:
