@@ -229,6 +229,43 @@ def pool_faults(values: dict) -> Iterator[str]:
             )
 
 
+def transfer_faults(values: dict) -> Iterator[str]:
+    """Models that nobody could bring or judge: what each transport needs, and a source or a digest of the drafter."""
+    transport = values.get("drafter_transport") or "rsync"
+    needed = {"url": "drafter_url", "present": "drafter_path"}.get(transport, "drafter_source")
+    if not values.get(needed):
+        expected = {
+            "drafter_url": "where hosts fetch the weights",
+            "drafter_path": "where the hosts have the weights",
+            "drafter_source": "the drafter's model.safetensors on the control node",
+        }[needed]
+        yield str(
+            RolloutError(
+                f"{needed} is not set, and drafter_transport is {transport}",
+                expected=expected,
+                remedy=f"set {needed} in the inventory"
+                + ("" if transport in ("url", "present") else ", or another drafter_transport"),
+            )
+        )
+    elif not (values.get("drafter_source") or values.get("drafter_sha256")):
+        yield str(
+            RolloutError(
+                f"drafter_sha256 is not set, and drafter_transport is {transport} without a drafter_source",
+                expected="the digest by which the hosts know the right file",
+                remedy="set drafter_sha256, or drafter_source to a copy of the file on the control node",
+            )
+        )
+    transport = values.get("vllm_service_target_transport") or "present"
+    if transport != "present" and not values.get("vllm_service_target_source"):
+        yield str(
+            RolloutError(
+                f"vllm_service_target_source is not set, and vllm_service_target_transport is {transport}",
+                expected="the target's folder on the control node",
+                remedy="set vllm_service_target_source, or leave the transport at present",
+            )
+        )
+
+
 def known_options(specs: dict[str, dict]) -> dict[str, dict]:
     """The public options of all roles: name → its part of the argument spec.
 
@@ -275,6 +312,8 @@ def check(
         texts = [verdicts[name] for name in own_names if verdicts[name]]
         texts.extend(misplaced_secrets(values))
         texts.extend(pool_faults(values))
+        if "drafter_transport" in options:
+            texts.extend(transfer_faults(values))
         for name, option in options.items():
             if name in values:
                 texts.extend(check_value(name, values[name], option))

@@ -360,3 +360,40 @@ def test_hooks_of_a_pool_come_in_pairs_and_are_files(tmp_path):
     assert "rollout_rejoin_tasks is no file" in missing
     [relative] = inventory.pool_faults({**both, "rollout_drain_tasks": "pool/drain.yml"})
     assert "whole path" in relative
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "drafter_source is not set, and drafter_transport is rsync"),
+        ({"drafter_source": ""}, "drafter_source is not set"),
+        ({"drafter_transport": "swarm"}, "drafter_transport is swarm"),
+        ({"drafter_transport": "url", "drafter_sha256": "ab"}, "drafter_url is not set"),
+        ({"drafter_transport": "url", "drafter_url": "https://models.example/d"}, "drafter_sha256 is not set"),
+        ({"drafter_transport": "present", "drafter_source": "/d"}, "drafter_path is not set"),
+        ({"drafter_transport": "present", "drafter_path": "/d"}, "drafter_sha256 is not set"),
+        (
+            {"drafter_source": "/d", "vllm_service_target_transport": "rsync"},
+            "vllm_service_target_source is not set",
+        ),
+    ],
+)
+def test_models_that_nobody_could_bring_are_refused(values, words):
+    [text] = inventory.transfer_faults(values)
+    assert words in text
+    assert "What to do: set " in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"drafter_source": "/d"},
+        {"drafter_transport": "swarm", "drafter_source": "/d"},
+        {"drafter_transport": "url", "drafter_url": "https://models.example/d", "drafter_sha256": "ab"},
+        {"drafter_transport": "url", "drafter_url": "https://models.example/d", "drafter_source": "/d"},
+        {"drafter_transport": "present", "drafter_path": "/d", "drafter_sha256": "ab"},
+        {"drafter_source": "/d", "vllm_service_target_transport": "rsync", "vllm_service_target_source": "/t"},
+    ],
+)
+def test_models_that_can_be_brought(values):
+    assert not list(inventory.transfer_faults(values))
