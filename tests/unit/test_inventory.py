@@ -369,7 +369,10 @@ def test_hooks_of_a_pool_come_in_pairs_and_are_files(tmp_path):
         ({"drafter_source": ""}, "drafter_source is not set"),
         ({"drafter_transport": "swarm"}, "drafter_transport is swarm"),
         ({"drafter_transport": "url", "drafter_sha256": "ab"}, "drafter_url is not set"),
-        ({"drafter_transport": "url", "drafter_url": "https://models.example/d"}, "drafter_sha256 is not set"),
+        (
+            {"drafter_transport": "url", "drafter_url": "https://models.example/d"},
+            "drafter_sha256 is not set",
+        ),
         ({"drafter_transport": "present", "drafter_source": "/d"}, "drafter_path is not set"),
         ({"drafter_transport": "present", "drafter_path": "/d"}, "drafter_sha256 is not set"),
         (
@@ -392,7 +395,11 @@ def test_models_that_nobody_could_bring_are_refused(values, words):
         {"drafter_transport": "url", "drafter_url": "https://models.example/d", "drafter_sha256": "ab"},
         {"drafter_transport": "url", "drafter_url": "https://models.example/d", "drafter_source": "/d"},
         {"drafter_transport": "present", "drafter_path": "/d", "drafter_sha256": "ab"},
-        {"drafter_source": "/d", "vllm_service_target_transport": "rsync", "vllm_service_target_source": "/t"},
+        {
+            "drafter_source": "/d",
+            "vllm_service_target_transport": "rsync",
+            "vllm_service_target_source": "/t",
+        },
     ],
 )
 def test_models_that_can_be_brought(values):
