@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import argparse
 
-from common import booted, network, save, table
-from transfers import COPIES, Measured, make_drafter, measure, role_transports
+from common import network, save, table
+from transfers import COPIES, Measured, make_drafter, measure, role_transports, transfer_bed
 
 
 def pivot(measured: list[Measured], bound: float) -> str:
@@ -72,9 +72,9 @@ def main() -> None:
     drafter = make_drafter("--size", str(args.size))
     bound = drafter.size * 8 / network.bits_per_second(args.rate)
     print(f"S = {drafter.size:,} bytes, B = {args.rate}, S/B = {bound:.1f} s", flush=True)
-    options = ("--small", "--no-sglang", "--no-outside", "--rate", args.rate)
     measured = []
-    with booted(args.bed, counts[-1], *options, keep=args.keep) as bed:
+    swarm = "swarm" in wanted
+    with transfer_bed(args.bed, counts[-1], rate=args.rate, swarm=swarm, keep=args.keep) as bed:
         for count in counts:
             # Side by side: the machine is as busy for one as for the other.
             for transport in wanted:

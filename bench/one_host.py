@@ -17,8 +17,8 @@ import statistics
 import subprocess
 import time
 
-from common import Bed, booted, save, table
-from transfers import COPIES, DRAFTERS, Drafter, clear, make_drafter, measure, role_transports
+from common import Bed, save, table
+from transfers import COPIES, DRAFTERS, Drafter, clear, make_drafter, measure, role_transports, transfer_bed
 
 GCM = "-c aes128-gcm@openssh.com"
 
@@ -76,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     drafter = make_drafter("--size", str(args.size)) if args.size else make_drafter("--full-size")
     found = []
-    with booted(args.bed, 1, "--small", "--no-sglang", "--no-outside", keep=args.keep) as bed:
+    with transfer_bed(args.bed, 1, keep=args.keep) as bed:
         for _ in range(args.runs):
             found += [measure_bare(bed, drafter, *item) for item in bare(bed, drafter).items()]
             found += [measure_play(bed, drafter, name) for name in [*role_transports(), *COPIES]]

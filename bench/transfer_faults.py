@@ -20,7 +20,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from common import Bed, Running, bedhosts, booted, machine, network, save, table
+from common import Bed, Running, bedhosts, machine, network, save, table
 from common import bed as bed_verb
 from transfers import (
     Drafter,
@@ -31,6 +31,7 @@ from transfers import (
     measure,
     role_transports,
     start,
+    transfer_bed,
     transfer_start,
 )
 
@@ -227,9 +228,9 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="leave the bed up")
     args = parser.parse_args()
     drafter = make_drafter("--size", str(args.size))
-    options = ("--small", "--no-sglang", "--no-outside", "--rate", args.rate)
     found = []
-    with booted(args.bed, 4, *options, keep=args.keep) as bed:
+    swarm = "swarm" in args.transports.split(",")
+    with transfer_bed(args.bed, 4, rate=args.rate, swarm=swarm, keep=args.keep) as bed:
         for name in args.only.split(","):
             for transport in args.transports.split(","):
                 result = CASES[name](bed, transport, drafter, args)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
-from common import BENCH, ROOT, Bed, Play, Running, machine
+from common import BENCH, ROOT, Bed, Play, Running, booted, machine, play
 
 DRAFTERS = "/opt/vllm-dflash/drafters"
 #: What Ansible gives ssh where nobody tells it otherwise: with compression.
@@ -21,9 +22,20 @@ COPIES = {"copy": DEFAULT_SSH_ARGS, "copy, our ssh": {}}
 def role_transports() -> list[str]:
     """Transports of the role `drafter` that bring a file from the control node."""
     spec = yaml.safe_load((ROOT / "roles/drafter/meta/argument_specs.yml").read_text())
-    option = spec["argument_specs"]["main"]["options"].get("drafter_transport")
-    offered = option["choices"] if option else ["rsync"]
-    return [name for name in ("rsync", "swarm") if name in offered]
+    offered = spec["argument_specs"]["main"]["options"]["drafter_transport"]["choices"]
+    return [name for name in offered if name not in ("url", "present")]
+
+
+@contextlib.contextmanager
+def transfer_bed(
+    name: str, count: int, *, rate: str = "", swarm: bool = True, keep: bool = False
+) -> Iterator[Bed]:
+    """Booted hosts for transfers. With `swarm` they have its libtorrent already: what it takes to install is no transfer."""
+    options = ["--small", "--no-sglang", *(["--rate", rate] if rate else [])]
+    with booted(name, count, *options, keep=keep) as bed:
+        if swarm:
+            play(bed, BENCH / "plays/swarm.yml")
+        yield bed
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,7 @@ def start(
     if transport in COPIES:
         given["bench_weights"] = drafter.on_host
         return Running(bed, BENCH / "plays/copy.yml", limit, variables=given, env=COPIES[transport])
-    if role_transports() != ["rsync"]:
-        given["drafter_transport"] = transport
+    given["drafter_transport"] = transport
     return Running(bed, BENCH / "plays/drafter.yml", limit, variables=given)
 
 
@@ -88,7 +99,7 @@ def transfer_start(run: Play) -> float:
     for _, task, _ in run.tasks():
         if found or task["name"] == "Copy the drafter":
             return task["start"]
-        found = task["action"].rpartition(".")[2] == "model_file" and any(
+        found = task["action"].rpartition(".")[2] == "model_files" and any(
             result["kind"] == "host" for result in task["hosts"].values()
         )
     names = [task["name"] for _, task, _ in run.tasks()]

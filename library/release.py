@@ -15,7 +15,7 @@ description:
     names the file.
 options:
   root:
-    description: Folder of the releases. It has to exist.
+    description: Folder of the releases. Made with mode 0755 if it is missing.
     type: path
     required: true
   files:
@@ -34,6 +34,10 @@ options:
     description: Relative path of a file to its mode, where that isn't 0644, as an octal string.
     type: dict
     default: {}
+  link:
+    description: Path of a symbolic link that shall lead to this release. Empty means none.
+    type: path
+    default: ""
   compare_to:
     description: Path of the release that serves now, for the difference that is shown. Empty means none.
     type: path
@@ -90,7 +94,7 @@ path:
   type: str
   sample: /opt/vllm-dflash/releases/0a1b2c3d4e5f6071
 changed:
-  description: Whether the release was made, or would be.
+  description: Whether the release was made or the link changed, or would be.
   returned: always
   type: bool
 diff:
@@ -114,6 +118,7 @@ def main():
             "files": {"type": "dict", "required": True},
             "links": {"type": "dict", "default": {}},
             "modes": {"type": "dict", "default": {}},
+            "link": {"type": "path", "default": ""},
             "compare_to": {"type": "path", "default": ""},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "api_keys": {"type": "dict", "default": {}, "no_log": True},
@@ -135,9 +140,10 @@ def main():
         for name, key in api_keys.items():
             kept |= secret_files.put(folder, name, {f"{name.upper()}_API_KEY": key}, check)
         made = release.make(params["root"], content, check)
+        pointed = bool(params["link"]) and release.point(params["link"], made, check)
         if folder and not check:
             secret_files.drop_orphans(folder, params["root"])
-        result = {**asdict(made), "changed": made.changed or kept}
+        result = {**asdict(made), "changed": made.changed or kept or pointed}
         if module._diff:
             result["diff"] = release.difference(made, content, params["compare_to"])
     except RolloutError as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import tempfile
+
+FOLDER_MODE = 0o755
 
 
 def fsync_directory(path: str) -> None:
@@ -14,6 +18,31 @@ def fsync_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def ensure_folder(path: str, check: bool = False) -> bool:
+    """Have a folder of ours with mode 0755 at `path`, and what is missing above it. True when something was to be done.
+
+    Raises OSError, NotADirectoryError among them.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        parent = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(parent):
+            ensure_folder(parent, check)
+        if not check:
+            os.mkdir(path)
+            os.chmod(path, FOLDER_MODE)  # mkdir obeys the umask
+        return True
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "There is a file where a folder has to be", path)
+    if (status.st_uid, stat.S_IMODE(status.st_mode)) == (os.geteuid(), FOLDER_MODE):
+        return False
+    if not check:
+        os.chown(path, os.geteuid(), os.getegid())
+        os.chmod(path, FOLDER_MODE)
+    return True
 
 
 def write_atomically(path: str, content: str, mode: int = 0o644) -> None:

@@ -6,6 +6,7 @@ server stay as they were when it started, and going back is starting the release
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -17,14 +18,13 @@ import stat
 from dataclasses import dataclass
 
 from .errors import RolloutError
-from .files import fsync_directory
+from .files import FOLDER_MODE, ensure_folder, fsync_directory
 from .vllm_yaml import to_yaml
 
 # Stands for the release's own path in the text of its files, which are part of its digest and can't know it.
 PLACEHOLDER = "@release@"
 
 FILE_MODE = 0o644
-FOLDER_MODE = 0o755
 PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
 
 
@@ -150,7 +150,7 @@ def _parents(name: str) -> list[str]:
 def make(root: str, content: Content, check: bool = False) -> Release:
     """Make the release of `content` below `root`, or verify the one that is there.
 
-    Removes leftovers of crashed runs. Raises RolloutError when a link's target does not exist (not in check
+    Makes `root` and removes leftovers of crashed runs. Raises RolloutError when a link's target does not exist (not in check
     mode, where nothing may exist yet), when the release is there and isn't what was asked for, and when it
     can't be read or written.
     """
@@ -161,15 +161,47 @@ def make(root: str, content: Content, check: bool = False) -> Release:
             changed = not _is_there(path, content)
         else:
             _check_targets(content.links)
+            ensure_folder(root)
             changed = _make_locked(root, path, content)
     except OSError as error:
         raise RolloutError(
             f"The release {path} can't be made",
             found=f"{error.strerror or error}: {error.filename}" if error.filename else str(error),
-            expected=f"a folder for releases at {root}, readable and with room for some kilobytes",
+            expected=f"a folder at {root}, or none yet, with room for some kilobytes",
             remedy="put it right and run again; what serves was not touched",
         ) from error
     return Release(digest, path, changed)
+
+
+def point(link: str, release: Release, check: bool = False) -> bool:
+    """Have the symbolic link `link` lead to a release, by one rename. True when it didn't.
+
+    Raises RolloutError when something else has that name, or when it can't be written.
+    """
+    if os.path.lexists(link) and not os.path.islink(link):
+        raise RolloutError(
+            f"{link} is no link",
+            found="a folder" if os.path.isdir(link) else "a file",
+            expected=f"a link to {release.path}, or nothing",
+            remedy="see who made it, and move it away",
+        )
+    if os.path.islink(link) and os.readlink(link) == release.path:
+        return False
+    if not check:
+        partial = f"{link}.{release.digest}.partial"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)  # of a run that was killed between the two
+            os.symlink(release.path, partial)
+            os.replace(partial, link)
+            fsync_directory(os.path.dirname(os.path.abspath(link)))
+        except OSError as error:
+            raise RolloutError(
+                f"The link {link} can't be made",
+                found=error.strerror or str(error),
+                remedy="put it right and run again",
+            ) from error
+    return True
 
 
 def _check_targets(links: dict[str, str]) -> None:

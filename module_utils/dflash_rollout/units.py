@@ -111,7 +111,7 @@ class Listener:
     unit: str | None
 
 
-def _run(command: list[str], timeout: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], timeout: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,
@@ -135,8 +135,8 @@ def _run(command: list[str], timeout: float = TIMEOUT_S) -> subprocess.Completed
         ) from error
 
 
-def _systemctl(*arguments: str, timeout: float = TIMEOUT_S) -> str:
-    done = _run(["systemctl", *arguments], timeout)
+def systemctl(*arguments: str, timeout: float = TIMEOUT_S) -> str:
+    done = run(["systemctl", *arguments], timeout)
     if done.returncode != 0:
         raise RolloutError(
             f"systemctl {' '.join(arguments)} failed with exit status {done.returncode}",
@@ -163,35 +163,35 @@ def parse_unit(name: str, text: str) -> Unit:
 
 def show(unit: str) -> Unit:
     """The state of a unit. One that does not exist has load_state "not-found"; that is no error."""
-    return parse_unit(unit, _systemctl("show", f"--property={','.join(_PROPERTIES)}", "--", unit))
+    return parse_unit(unit, systemctl("show", f"--property={','.join(_PROPERTIES)}", "--", unit))
 
 
 def loaded(pattern: str) -> list[str]:
     """Names of the units that systemd has in memory: running, failed, or on their way."""
-    listed = _systemctl("list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern)
+    listed = systemctl("list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern)
     return [line.split()[0] for line in listed.splitlines() if line.split()]
 
 
 def start(unit: str) -> None:
     """Queue the start of a unit, with the failures of earlier attempts forgotten. Doesn't wait."""
     # Fails only for a unit that isn't loaded, which the start says better.
-    _run(["systemctl", "reset-failed", "--", unit])
-    _systemctl("start", "--no-block", "--", unit)
+    run(["systemctl", "reset-failed", "--", unit])
+    systemctl("start", "--no-block", "--", unit)
 
 
 def stop(unit: str) -> None:
     """Queue the stop of a unit: SIGTERM first, as its unit file says. Doesn't wait."""
-    _systemctl("stop", "--no-block", "--", unit)
+    systemctl("stop", "--no-block", "--", unit)
 
 
 def kill_group(unit: str) -> None:
     """SIGKILL to every process of the unit's control group; nothing when it has none."""
-    _run(["systemctl", "kill", "--signal=SIGKILL", "--", unit])
+    run(["systemctl", "kill", "--signal=SIGKILL", "--", unit])
 
 
 def journal_cursor() -> str | None:
     """Where the journal ends now, or None for an empty one. Unlike a time it doesn't mind a clock jump."""
-    done = _run(["journalctl", "--lines=0", "--show-cursor", "--quiet", "--no-pager"])
+    done = run(["journalctl", "--lines=0", "--show-cursor", "--quiet", "--no-pager"])
     for line in done.stdout.splitlines():
         if line.startswith("-- cursor: "):
             return line.removeprefix("-- cursor: ").strip()
@@ -203,7 +203,7 @@ def journal_tail(unit: str, cursor: str | None = None, lines: int = 30) -> list[
     # With a cursor --lines= counts from there: the first lines, where the last are wanted (seen with systemd 252).
     since = [f"--after-cursor={cursor}"] if cursor else ["--boot", f"--lines={lines}"]
     command = ["journalctl", "--no-pager", "--quiet", "--output=short-iso", f"--unit={unit}", *since]
-    return [line.rstrip() for line in _run(command).stdout.splitlines() if line.strip()][-lines:]
+    return [line.rstrip() for line in run(command).stdout.splitlines() if line.strip()][-lines:]
 
 
 def boot_id() -> str:

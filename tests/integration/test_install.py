@@ -89,6 +89,8 @@ def small_lock(bare, tmp_path, monkeypatch) -> dict[str, str]:
         "__vllm_lock": str(lock),
         "vllm_version": SIMULATED,
         "vllm_wheelhouse": str(tmp_path / "wheelhouse"),
+        # So that libtorrent is among the wheels.
+        "drafter_transport": "swarm",
     }
 
 
@@ -183,6 +185,10 @@ def test_without_a_way_out_and_interrupted(bare, small_lock):
     assert host.run("find /opt/vllm-dflash -xdev -type f -perm -0002 -not -path '*/uv-cache/*'") == ""
     assert host.run("stat -c %a /opt/vllm-dflash/uv-cache") == "700"
     assert bare.play(INSTALL, **small_lock).recap[host.name]["changed"] == 0
+
+    play = bare.play("bench/plays/swarm.yml", **small_lock)
+    assert play.status == 0, play.output
+    host.run("/opt/vllm-dflash/transfer/*/bin/python -c 'import libtorrent'")
 
 
 @pytest.mark.real_vllm

@@ -1,4 +1,4 @@
-"""The action plugins model_source and push_files, by ansible-playbook on this machine (connection local)."""
+"""The action plugins control_file, model_source and push_files, by ansible-playbook on this machine (connection local)."""
 
 from __future__ import annotations
 
@@ -250,3 +250,24 @@ def test_push_files_that_can_not_be_sent(play, tmp_path):
     assert (tmp_path / "host" / "x.incoming").read_bytes() == b"abc", "kept: a next run mends it"
     assert not (tmp_path / "host" / "x").exists()
     assert "too little space" in too_big["msg"]
+
+
+# -- control_file
+
+
+def test_control_file(play, tmp_path):
+    path = tmp_path / "records" / "new" / "gpu1.json"
+    task = {"control_file": {"path": str(path), "content": "{}\n"}, "diff": True}
+    (planned,) = play(task, check=True)
+    assert planned["changed"]
+    assert not path.parent.exists()
+    made, again, other = play(
+        task, task, {"control_file": {"path": str(path), "content": "[]\n"}, "diff": True}
+    )
+    assert (made["changed"], again["changed"], other["changed"]) == (True, False, True)
+    assert (other["diff"]["before"], other["diff"]["after"]) == ("{}\n", "[]\n")
+    assert path.read_text() == "[]\n"
+    (tmp_path / "file").touch()
+    (refused,) = play({"control_file": {"path": str(tmp_path / "file" / "x.json"), "content": ""}})
+    assert refused["failed"]
+    assert "can't be written on the control node. Found: " in refused["msg"]

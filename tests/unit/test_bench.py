@@ -91,10 +91,10 @@ def test_a_task_lasts_until_the_next_one_or_the_next_batch():
 
 def test_a_transfer_begins_after_the_role_has_looked_on_the_hosts():
     tasks = [
-        task("digest", everywhere("local"), start=1, action="model_file"),
-        task("look", everywhere("host"), start=2, action="model_file"),
+        task("digest", everywhere("local"), start=1, action="model_source"),
+        task("look", everywhere("host"), start=2, action="model_files"),
         task("bring", everywhere("control"), start=3),
-        task("verify", everywhere("host"), start=4, action="model_file"),
+        task("verify", everywhere("host"), start=4, action="model_files"),
     ]
     assert transfer_start(run({"play": "p", "start": 0.0, "tasks": tasks}, end=9.0)) == 3
     with pytest.raises(SystemExit, match="no task"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from dflash_rollout import release
 from dflash_rollout.errors import RolloutError
-from dflash_rollout.release import Content, as_text, make, read_content
+from dflash_rollout.release import Content, as_text, make, point, read_content
 
 FILES = {
     "vllm.yaml": "speculative-config: {model: @release@/drafter}\nport: 30000\n",
@@ -228,10 +228,40 @@ def test_a_target_that_went_away_later_is_named(root, links):
         make(str(root), content)
 
 
-def test_no_root(tmp_path):
+def test_the_root_is_made(tmp_path):
+    made = make(str(tmp_path / "a" / "no"), read_content(FILES, {}))
+    assert made.changed
+    assert (tmp_path / "a" / "no").stat().st_mode & 0o777 == 0o755
+
+
+def test_no_room_for_a_root(tmp_path):
+    (tmp_path / "no").touch()
     with pytest.raises(RolloutError, match="can't be made") as caught:
         make(str(tmp_path / "no"), read_content(FILES, {}))
-    assert f"a folder for releases at {tmp_path}/no" in caught.value.expected
+    assert f"a folder at {tmp_path}/no" in caught.value.expected
+    assert (tmp_path / "no").is_file()
+
+
+def test_a_link_leads_to_the_release_that_was_made_last(root, tmp_path):
+    link = tmp_path / "current"
+    first, second = (make(str(root), read_content({"a": text}, {})) for text in "xy")
+    assert point(str(link), first, check=True)
+    assert not link.is_symlink()
+    assert point(str(link), first)
+    assert not point(str(link), first)
+    (tmp_path / f"current.{second.digest}.partial").symlink_to("/of/a/killed/run")
+    assert point(str(link), second)
+    assert (os.readlink(link), sorted(path.name for path in tmp_path.iterdir() if path != root)) == (
+        second.path,
+        ["current"],
+    )
+
+
+def test_a_folder_is_never_taken_for_the_link(root, tmp_path):
+    (tmp_path / "current").mkdir()
+    made = make(str(root), read_content(FILES, {}))
+    with pytest.raises(RolloutError, match="is no link"):
+        point(str(tmp_path / "current"), made)
 
 
 def test_leftovers_of_crashed_runs_are_removed_and_nothing_else(root):

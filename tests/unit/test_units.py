@@ -82,7 +82,7 @@ def test_a_systemctl_that_hangs_is_said(tmp_path, monkeypatch):
     simulate(tmp_path, monkeypatch, "systemctl", "exec sleep 5")
     monkeypatch.setattr(units, "TIMEOUT_S", 0.2)
     with pytest.raises(RolloutError, match="doesn't answer"):
-        units._systemctl("show", timeout=0.2)
+        units.systemctl("show", timeout=0.2)
 
 
 def test_no_systemctl(tmp_path, monkeypatch):

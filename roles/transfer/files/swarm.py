@@ -59,6 +59,9 @@ SETTINGS = {
     "smooth_connects": False,
     "rate_limit_ip_overhead": False,
     "ignore_resume_timestamps": True,
+    # Blocks of a piece come from whoever has them, however fast: asking one peer for a whole piece makes hosts ask the control
+    # node for what another host is about to have (bench: 1.4 instead of 2.1 times S/B, 8 hosts at 25 Mbit/s).
+    "whole_pieces_threshold": 0,
     # Enough in flight for a fast link.
     "max_out_request_queue": 1500,
     "max_allowed_in_request_queue": 3000,
