@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 # Runs in Ansible's own process: three modules on localhost (folder, stat, copy) would start Python for every host of the fleet.
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module_utils"))
 
-from dflash_rollout.files import read_text, write_atomically
+from dflash_rollout.files import difference, read_text, write_atomically
 
 ARGUMENT_SPEC = {
     "path": {"type": "path", "required": True},
@@ -44,10 +44,5 @@ class ActionModule(ActionBase):
                 "What to do: make room or give yourself the right to write there, or set another path.",
             }
         if changed and self._task.diff:
-            result["diff"] = {
-                "before": before or "",
-                "after": content,
-                "before_header": path if before is not None else f"{path} (absent)",
-                "after_header": path,
-            }
+            result["diff"] = difference(path, before, content)
         return {**result, "changed": changed, "path": path}

@@ -9,7 +9,8 @@ module: control_file
 short_description: Keep a text file on the control node
 description:
   - Writes the file whole or not at all, with the folders that it needs, as the user who runs the play.
-  - Runs inside of Ansible on the control node, whatever host the task is for.
+  - Runs inside of Ansible on the control node, whatever host the task is for. C(delegate_to) is there for the reader of the
+    output, who sees by it that no host changed.
 options:
   path:
     description: The file.
@@ -35,6 +36,7 @@ EXAMPLES = r"""
   control_file:
     path: "{{ rollout_records }}/{{ inventory_hostname }}.json"
     content: "{{ sglang_found.switch | to_nice_json }}\n"
+  delegate_to: localhost
 """
 
 RETURN = r"""

@@ -106,6 +106,9 @@ def main():
     lists = {name: params[name] for name in ("enabled", "started", "disabled")}
     try:
         changes = unit_files.differing(params["files"])
+        for change in changes if not check else []:
+            if change.name in params["verify"]:
+                unit_files.verify(change, params["verify"][change.name])
         made = [path for path in params["folders"] if files.ensure_folder(path, check)]
         asked = [
             *map(unit_files.unit_of, params["files"]),
@@ -114,9 +117,6 @@ def main():
         states = unit_files.states_of(asked)
         commands = unit_files.commands([change.name for change in changes], states, **lists)
         if not check:
-            for change in changes:
-                if change.name in params["verify"]:
-                    unit_files.verify(change, params["verify"][change.name])
             unit_files.write(changes)
             for command in commands:
                 units.systemctl(*command)
@@ -133,13 +133,7 @@ def main():
     }
     if module._diff:
         result["diff"] = [
-            {
-                "before": change.before or "",
-                "after": change.after,
-                "before_header": f"{unit_files.FOLDER}/{change.name}"
-                + (" (absent)" if change.before is None else ""),
-                "after_header": f"{unit_files.FOLDER}/{change.name}",
-            }
+            files.difference(f"{unit_files.FOLDER}/{change.name}", change.before, change.after)
             for change in changes
         ]
     module.exit_json(**result)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CONTROL_ONLY = {
     "add_host",
     "assert",
+    "control_file",
     "debug",
     "fail",
     "group_by",
@@ -40,6 +41,7 @@ CONTROL_ONLY = {
     "include_tasks",
     "include_vars",
     "meta",
+    "model_source",
     "pause",
     "set_fact",
     "set_stats",

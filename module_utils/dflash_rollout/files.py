@@ -65,6 +65,16 @@ def write_atomically(path: str, content: str, mode: int = 0o644) -> None:
     fsync_directory(directory)
 
 
+def difference(path: str, before: str | None, after: str) -> dict[str, str]:
+    """What Ansible's diff mode prints of a file that gets another text; `before` is None where there is none."""
+    return {
+        "before": before or "",
+        "after": after,
+        "before_header": path if before is not None else f"{path} (absent)",
+        "after_header": path,
+    }
+
+
 def write_json(path: str, value: object, mode: int = 0o644) -> None:
     """`write_atomically` for a JSON document, indented so that a person can read it."""
     write_atomically(path, json.dumps(value, indent=1, sort_keys=False) + "\n", mode)

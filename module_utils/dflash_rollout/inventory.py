@@ -232,19 +232,16 @@ def pool_faults(values: dict) -> Iterator[str]:
 def transfer_faults(values: dict) -> Iterator[str]:
     """Models that nobody could bring or judge: what each transport needs, and a source or a digest of the drafter."""
     transport = values.get("drafter_transport") or "rsync"
-    needed = {"url": "drafter_url", "present": "drafter_path"}.get(transport, "drafter_source")
+    needed, expected = {
+        "url": ("drafter_url", "where hosts fetch the weights"),
+        "present": ("drafter_path", "where the hosts have the weights"),
+    }.get(transport, ("drafter_source", "the drafter's model.safetensors on the control node"))
     if not values.get(needed):
-        expected = {
-            "drafter_url": "where hosts fetch the weights",
-            "drafter_path": "where the hosts have the weights",
-            "drafter_source": "the drafter's model.safetensors on the control node",
-        }[needed]
         yield str(
             RolloutError(
                 f"{needed} is not set, and drafter_transport is {transport}",
                 expected=expected,
-                remedy=f"set {needed} in the inventory"
-                + ("" if transport in ("url", "present") else ", or another drafter_transport"),
+                remedy=f"set {needed} in the inventory, or another drafter_transport",
             )
         )
     elif not (values.get("drafter_source") or values.get("drafter_sha256")):

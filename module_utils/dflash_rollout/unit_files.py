@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from . import units
 from .errors import RolloutError
-from .files import read_text, write_atomically
+from .files import ensure_folder, read_text, write_atomically
 
 FOLDER = "/etc/systemd/system"
 MODE = 0o644
@@ -73,7 +73,8 @@ def write(changes: Iterable[Change], folder: str = FOLDER) -> None:
     """Write each file whole, with the folder of drop-ins that it belongs to."""
     for change in changes:
         path = os.path.join(folder, change.name)
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        if os.path.dirname(change.name):
+            ensure_folder(os.path.dirname(path))
         write_atomically(path, change.after, MODE)
 
 
