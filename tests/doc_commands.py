@@ -1,7 +1,7 @@
-"""The commands that README.md and the other pages tell people to type, and what of them can be checked without running them.
+"""The commands that README.md and the other pages tell people to type.
 
-A command stands in a block fenced as `sh`, one a line, or between backticks in a sentence if it begins with one of PROGRAMS. What is left
-out for the reader to fill in is written in capitals (HOST) or as an ellipsis.
+A command stands in a block fenced as `sh`, one a line, or between backticks in a sentence if it begins with one of PROGRAMS.
+What is left for the reader to fill in is written in capitals (HOST) or as an ellipsis.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = ("README.md", "docs/**/*.md", "tests/*/README.md", "examples/**/README*", "bench/README.md")
 #: What a block can be, by the word after its fence.
-KINDS = {"sh": "commands", "yaml": "variables or an inventory", "json": "a file", "text": "output, or anything else"}
+KINDS = {
+    "sh": "commands",
+    "yaml": "variables or an inventory",
+    "json": "a file",
+    "text": "output, or anything else",
+}
 PROGRAMS = {"ansible-playbook", "make", "python3", "uvx", "hf", "git", "bed.py", "-e", "--limit", "--tags"}
 #: In sentences these are commands on the pages for whoever is on call; elsewhere they tell how the code works.
 HOST_PROGRAMS = {"systemctl", "journalctl", "docker", "podman", "nvidia-smi", "ss"}
@@ -98,7 +103,7 @@ def block_commands(block: Block, page: str) -> list[Command]:
     for number, line in enumerate(block.lines, block.line + 1):
         text = begun + uncommented(line)
         if text.endswith("\\"):
-            begun = text[:-1]
+            begun = text[:-1].rstrip() + " "
             continue
         begun = ""
         if text.startswith("cd "):
@@ -111,9 +116,7 @@ def block_commands(block: Block, page: str) -> list[Command]:
 def inline_commands(text: str, page: str) -> list[Command]:
     """What stands between backticks outside of blocks and is a command."""
     inside = {
-        number
-        for block in blocks(text)
-        for number in range(block.line, block.line + len(block.lines) + 2)
+        number for block in blocks(text) for number in range(block.line, block.line + len(block.lines) + 2)
     }
     known = PROGRAMS | (HOST_PROGRAMS if page.startswith(FOR_THE_NIGHT) else set())
     found = []
