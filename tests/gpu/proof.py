@@ -455,6 +455,7 @@ def rollout(session: Session) -> None:
     with session.quiet():
         served = measure.load(f"http://127.0.0.1:{PORT}", MODEL_ID, prompts, 256, 1)
     served.pop("texts")
+    (session.out / "metrics.txt").write_bytes(measure.ask(f"http://127.0.0.1:{PORT}", "/metrics"))
     session.note("rollout", served=served, second_run=session.play("second", "site.yml", TINY, 120))
 
 
