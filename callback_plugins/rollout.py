@@ -34,7 +34,7 @@ from ansible.template import Templar
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(os.path.join(_ROOT, "module_utils"))
 
-from dflash_rollout.files import read_text, write_atomically
+from dflash_rollout.files import read_text, write_atomically, write_json
 from dflash_rollout.report_page import escaped, page
 from dflash_rollout.switch_state import END_STATES
 
@@ -79,6 +79,14 @@ def last_line(ends: dict[str, str]) -> str:
         if hosts or end == DONE:
             parts.append(f"{len(hosts)} {end}{named}")
     return ", ".join(parts)
+
+
+def _drafter_before(path: str, record: dict) -> dict | None:
+    """What the record before says of the drafter, where that is of a release that this switch was to or from."""
+    text = read_text(path)
+    known = (json.loads(text).get("drafter") if text else None) or {}
+    releases = [(record.get(side) or {}).get("release") for side in ("new", "old")]
+    return known if known.get("release") and known["release"] in releases else None
 
 
 class CallbackModule(Default):
@@ -223,8 +231,9 @@ class CallbackModule(Default):
             )
             os.makedirs(folder, exist_ok=True)
             for host, record in self._records.items():
-                text = json.dumps({**record, "drafter": self._drafters.get(host)}, indent=4, sort_keys=True)
-                write_atomically(os.path.join(folder, f"{host}.json"), text + "\n")
+                path = os.path.join(folder, f"{host}.json")
+                drafter = self._drafters.get(host) or _drafter_before(path, record)
+                write_json(path, {**record, "drafter": drafter})
             found = {}
             for host in (host.name for host in hosts):
                 text = read_text(os.path.join(folder, f"{host}.json"))
@@ -236,7 +245,11 @@ class CallbackModule(Default):
                     "line": f"{last_line(ends)}.",
                     "reasons": self._for_all,
                     "hosts": {
-                        host: {"end": end, "reasons": self._reasons.get(host, [])}
+                        # A failure that was made good again is no reason.
+                        host: {
+                            "end": end,
+                            "reasons": [] if end in (DONE, UNTOUCHED) else self._reasons.get(host, []),
+                        }
                         for host, end in ends.items()
                     },
                 },
@@ -250,7 +263,8 @@ class CallbackModule(Default):
         except (OSError, ValueError, LookupError) as error:
             self._display.error(
                 f"The page of this roll-out can't be written. Found: {error}. "
-                "What to do: make room or give yourself the right to write in rollout_records; playbooks/report.yml makes it then."
+                "What to do: make room or give yourself the right to write in rollout_records, "
+                "then run playbooks/report.yml."
             )
             return
         self._display.display(f"The page of this roll-out, for a browser or a ticket: {path}")
@@ -270,7 +284,7 @@ class CallbackModule(Default):
         if result.task.run_once or result.host.get_name() == "localhost":
             self._for_all.append(text)
             return
-        reason = {"phase": self._phase or "preflight", "task": result.task.get_name(), "text": text}
+        reason = {"phase": self._phase or "report", "task": result.task.get_name(), "text": text}
         self._reasons.setdefault(result.host.get_name(), []).append(reason)
 
     def _keep(self, result: CallbackTaskResult) -> None:
@@ -281,12 +295,12 @@ class CallbackModule(Default):
             self._records[host] = {**record, "acceptance": None, "advice": ""}
         if result.task.action == "acceptance" and host in self._records and found.get("record"):
             self._records[host]["acceptance"] = found["record"]
+        facts = found.get("ansible_facts") or {}
+        if facts.get("drafter_digest"):
+            self._drafters[host] = {**self._drafters.get(host, {}), "drafter_sha256": facts["drafter_digest"]}
         if result.task.action == "dflash_config" and found.get("provenance"):
-            self._drafters[host] = {
-                "drafter_sha256": found.get("sha256"),
-                "provenance": found["provenance"],
-                "config": found.get("config"),
-            }
+            rendered = {"provenance": found["provenance"], "config": found.get("config")}
+            self._drafters[host] = {**self._drafters.get(host, {}), **rendered}
 
     def _note(self, result: CallbackTaskResult) -> None:
         self._keep(result)

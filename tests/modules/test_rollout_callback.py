@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -128,3 +129,124 @@ def test_batches(tmp_path, serial, failing, batches, line):
 def test_a_limit_narrows_who_is_counted(tmp_path):
     done = play(tmp_path, [1], {"h5": "REFUSED"}, "--limit", "h4,h5,h6")
     assert done.stdout.splitlines()[-1].startswith("1 done, 1 refused (h5), 1 untouched (h6)."), done.stdout
+
+
+REAL_SHAPE = """\
+import sys
+sys.path[:0] = [{tests!r}, {utils!r}]
+from report_records import fleet
+from ansible.plugins.action import ActionBase
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        record = dict(fleet()[{rolled_back!r}])
+        return {{"outcome": "ROLLED_BACK", "failed": True, "msg": "made up", "record": record, "states": []}}
+"""
+
+
+def roll_out(folder: Path, unfit: list[str], *options: str) -> tuple[subprocess.CompletedProcess, list[Path]]:
+    """Preflight with the real gate, and a made-up switch that is rolled back, over two hosts that are this machine."""
+    look = {"ansible.builtin.fail": {"msg": "Driver. Found: 570 <b>. Expected: 580. What to do: upgrade."}}
+    gate = {"ansible.builtin.import_role": {"name": "rollout", "tasks_from": "gate"}}
+    switch = {
+        "block": [{"switchover": {}}],
+        "rescue": [{"ansible.builtin.set_fact": {"switchover_failed": "“switchover” failed"}}],
+    }
+    end = yaml.safe_load((REPOSITORY / "roles/switchover/tasks/end.yml").read_text())[-1]
+    common = {"hosts": "gpu_hosts", "gather_facts": False}
+    plays = [
+        {
+            **common,
+            "vars": {"rollout_phase": "preflight"},
+            "tasks": [{**look, "when": "inventory_hostname in unfit"}, gate],
+        },
+        {
+            **common,
+            "vars": {"rollout_phase": "switch"},
+            "serial": 1,
+            "max_fail_percentage": 0,
+            "tasks": [switch, end],
+        },
+    ]
+    (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
+    variables = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": "{{ ansible_playbook_python }}",
+        "unfit": unfit,
+        "rollout_records": "{{ playbook_dir }}/records",
+        "rollout_skip_unfit": False,
+    }
+    hosts = {"hosts": {"h1": {}, "h2": {}}, "vars": variables}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": hosts}}}))
+    (folder / "action").mkdir(exist_ok=True)
+    made_up = REAL_SHAPE.format(
+        tests=str(REPOSITORY / "tests"),
+        utils=str(REPOSITORY / "module_utils"),
+        rolled_back="gpu2.example.net",
+    )
+    (folder / "action/switchover.py").write_text(made_up)
+    done = subprocess.run(
+        ["ansible-playbook", "-i", folder / "hosts.yml", folder / "play.yml", *options],
+        cwd=folder,
+        env={
+            **os.environ,
+            "ANSIBLE_ACTION_PLUGINS": str(folder / "action"),
+            "ANSIBLE_LIBRARY": str(REPOSITORY / "library"),
+            "ANSIBLE_ROLES_PATH": str(REPOSITORY / "roles"),
+            "ANSIBLE_STDOUT_CALLBACK": "rollout",
+            "ANSIBLE_CALLBACK_PLUGINS": str(REPOSITORY / "callback_plugins"),
+            "ANSIBLE_NOCOLOR": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode != 0 or "--check" in options, done.stdout
+    pages = list((folder / "records").glob("*.html"))
+    if pages:
+        assert str(pages[0]) in done.stdout.splitlines()[-1], done.stdout + done.stderr
+    return done, pages
+
+
+@pytest.mark.parametrize(
+    ("unfit", "line"),
+    [
+        (["h1"], "0 done, 1 did not pass preflight (h1), 1 untouched (h2)."),
+        (["h1", "h2"], "0 done, 2 did not pass preflight (h1, h2)."),
+    ],
+    ids=["one, and the gate stops the other", "all, so that no host is left for a task"],
+)
+def test_a_refusal_is_on_a_page(tmp_path, unfit, line):
+    done, pages = roll_out(tmp_path, unfit)
+    assert line in done.stdout, done.stdout + done.stderr
+    (page,) = pages
+    text = page.read_text()
+    assert line in text
+    assert text.count("<strong>Found:</strong> 570 &lt;b&gt;.") == len(unfit)
+    assert text.count("<strong>What to do:</strong> upgrade.") == len(unfit)
+    assert ("No server was stopped on any host." in text) == (len(unfit) == 1)
+
+
+def test_a_switch_that_was_rolled_back_is_on_a_page_with_its_record(tmp_path):
+    done, pages = roll_out(tmp_path, [])
+    assert "0 done, 1 rolled back (h1), 1 untouched (h2)." in done.stdout, done.stdout + done.stderr
+    (page,) = pages
+    text = page.read_text()
+    assert "outage 78.4 s" in text
+    assert "RuntimeError: no memory" in text
+    assert "“switchover” failed" not in text, "the record says why"
+    assert json.loads((tmp_path / "records/h1.json").read_text())["state"] == "ROLLED_BACK"
+    assert not (tmp_path / "records/h2.json").exists()
+
+
+def test_check_mode_writes_no_page(tmp_path):
+    _, pages = roll_out(tmp_path, ["h1"], "--check")
+    assert pages == []
+    assert not (tmp_path / "records").exists()
+
+
+def test_a_page_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "records").write_text("a file in its place")
+    done, pages = roll_out(tmp_path, ["h1"])
+    assert pages == []
+    assert "The page of this roll-out can't be written. Found:" in " ".join(done.stderr.split())
