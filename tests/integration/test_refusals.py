@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -35,11 +38,20 @@ def undisturbed(fleet):
     ][0]["text"]
 
 
-def refused(play, *words: str) -> None:
+def refused(play, *words: str, page: bool = True) -> None:
+    """The play says these words, and so does the page that it names; a look alone (preflight.yml) makes none."""
     assert play.status != 0, play.output
     text = " ".join(play.output.split())
     for word in words:
         assert word in text, play.output
+    assert ("for a browser or a ticket: " in play.output) == page
+    if not page:
+        return
+    _, said, path = play.output.rstrip().rpartition("for a browser or a ticket: ")
+    assert said, play.output
+    shown = " ".join(html.unescape(re.sub(r"<[^>]*>", "", Path(path).read_text())).split())
+    for word in words:
+        assert word in shown, shown
 
 
 def test_drafter_missing(fleet, undisturbed, tmp_path):
@@ -121,6 +133,7 @@ def test_a_published_config_of_another_family_beside_the_drafter(fleet, undistur
         fleet.play("playbooks/preflight.yml", drafter_source=str(tmp_path / "model.safetensors")),
         f"drafter: shipped config {beside} is a DSpark drafter",
         "What to do:",
+        page=False,
     )
 
 
