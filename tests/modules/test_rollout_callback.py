@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -143,7 +144,9 @@ class ActionModule(ActionBase):
 """
 
 
-def roll_out(folder: Path, unfit: list[str], *options: str) -> tuple[subprocess.CompletedProcess, list[Path]]:
+def roll_out(
+    folder: Path, unfit: list[str], *options: str, lost: tuple[str, ...] = ()
+) -> tuple[subprocess.CompletedProcess, list[Path]]:
     """Preflight with the real gate, and a made-up switch that is rolled back, over two hosts that are this machine."""
     look = {"ansible.builtin.fail": {"msg": "Driver. Found: 570 <b>. Expected: 580. What to do: upgrade."}}
     gate = {"ansible.builtin.import_role": {"name": "rollout", "tasks_from": "gate"}}
@@ -157,7 +160,7 @@ def roll_out(folder: Path, unfit: list[str], *options: str) -> tuple[subprocess.
         {
             **common,
             "vars": {"rollout_phase": "preflight"},
-            "tasks": [{**look, "when": "inventory_hostname in unfit"}, gate],
+            "tasks": [{"ansible.builtin.raw": "true"}, {**look, "when": "inventory_hostname in unfit"}, gate],
         },
         {
             **common,
@@ -175,7 +178,8 @@ def roll_out(folder: Path, unfit: list[str], *options: str) -> tuple[subprocess.
         "rollout_records": "{{ playbook_dir }}/records",
         "rollout_skip_unfit": False,
     }
-    hosts = {"hosts": {"h1": {}, "h2": {}}, "vars": variables}
+    nowhere = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    hosts = {"hosts": {host: nowhere if host in lost else {} for host in ("h1", "h2")}, "vars": variables}
     (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": hosts}}}))
     (folder / "action").mkdir(exist_ok=True)
     made_up = REAL_SHAPE.format(
@@ -237,6 +241,40 @@ def test_a_switch_that_was_rolled_back_is_on_a_page_with_its_record(tmp_path):
     assert "“switchover” failed" not in text, "the record says why"
     assert json.loads((tmp_path / "records/h1.json").read_text())["state"] == "ROLLED_BACK"
     assert not (tmp_path / "records/h2.json").exists()
+
+
+@pytest.mark.parametrize("lost", [("h1",), ("h1", "h2")], ids=["one", "all"])
+def test_of_a_host_that_is_not_reached_the_page_says_so(tmp_path, lost):
+    done, pages = roll_out(tmp_path, [], lost=lost)
+    (page,) = pages
+    text = page.read_text()
+    assert f"0 done, {len(lost)} unreachable ({', '.join(lost)})" in text, done.stdout
+    assert text.count("Connection refused") == len(lost)
+    assert text.count("no switch is recorded here") == 2
+
+
+def test_a_host_that_is_lost_in_its_switch_is_shown_as_it_was_seen_last(callback, monkeypatch):
+    """An attempt that follows the switch returns the record so far; then the host doesn't answer any more."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "tests"))
+    from report_records import fleet
+
+    so_far = fleet()["gpu1.example.net"]
+    so_far = {**so_far, "state": "NEW_STARTED", "states": so_far["states"][:4]}
+    host = SimpleNamespace(get_name=lambda: "h1")
+    task = SimpleNamespace(action="switchover", vars={}, run_once=False, get_name=lambda: "Switch")
+    plugin = callback.CallbackModule()
+    plugin._phase = "switch"
+    plugin._keep(SimpleNamespace(host=host, task=task, result={"record": so_far, "finished": False}))
+    plugin._why(
+        SimpleNamespace(host=host, task=task, result={"unreachable": True, "msg": "No route to host"})
+    )
+    assert plugin._records["h1"]["state"] == "NEW_STARTED"
+    assert plugin._reasons["h1"] == [{"phase": "switch", "task": "Switch", "text": "No route to host"}]
+    shown = callback.page(
+        plugin._records,
+        {"at": so_far["states"][-1]["at"], "line": "0 done, 1 unreachable (h1).", "reasons": [], "hosts": {}},
+    )
+    assert shown["hosts"][0]["meaning"] == "the switch had not ended when this was recorded"
 
 
 def test_check_mode_writes_no_page(tmp_path):
