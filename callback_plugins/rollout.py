@@ -81,6 +81,14 @@ def last_line(ends: dict[str, str]) -> str:
     return ", ".join(parts)
 
 
+def html_of(shown: dict) -> str:
+    """The page as text, from the template of the role."""
+    template = read_text(os.path.join(_ROOT, "roles/rollout/templates/report.html.j2"))
+    # The dialect of Ansible's own templates.
+    engine = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, autoescape=False)  # noqa: S701 - escaped() did it
+    return engine.from_string(template).render(__rollout_page=escaped(shown))
+
+
 def _drafter_before(path: str, record: dict) -> dict | None:
     """What the record before says of the drafter, where that is of a release that this switch was to or from."""
     text = read_text(path)
@@ -254,12 +262,8 @@ class CallbackModule(Default):
                     },
                 },
             )
-            template = read_text(os.path.join(_ROOT, "roles/rollout/templates/report.html.j2"))
-            # The dialect of Ansible's own templates.
-            engine = jinja2.Environment(trim_blocks=True, autoescape=False)  # noqa: S701 - escaped() did it
-            text = engine.from_string(template).render(__rollout_page=escaped(shown))
             path = os.path.join(folder, f"{shown['name']}.html")
-            write_atomically(path, text + "\n")
+            write_atomically(path, html_of(shown))
         except (OSError, ValueError, LookupError) as error:
             self._display.error(
                 f"The page of this roll-out can't be written. Found: {error}. "
