@@ -280,7 +280,8 @@ class CallbackModule(Default):
         if ended or result.task.vars.get("rollout_reason_above"):
             return
         items = [item for item in found.get("results") or [] if isinstance(item, dict) and item.get("failed")]
-        texts = [str(one["msg"]) for one in (items or [found]) if one.get("msg")]
+        said = [one["msg"] for one in (items or [found]) if one.get("msg")]
+        texts = [str(line) for msg in said for line in (msg if isinstance(msg, list) else [msg])]
         text = (
             "\n".join(texts)
             or "It said nothing, or what it said is hidden because there may be secrets in it."

@@ -148,7 +148,7 @@ def roll_out(
     folder: Path, unfit: list[str], *options: str, lost: tuple[str, ...] = ()
 ) -> tuple[subprocess.CompletedProcess, list[Path]]:
     """Preflight with the real gate, and a made-up switch that is rolled back, over two hosts that are this machine."""
-    look = {"ansible.builtin.fail": {"msg": "Driver. Found: 570 <b>. Expected: 580. What to do: upgrade."}}
+    look = {"ansible.builtin.fail": {"msg": "{{ reasons }}"}}
     gate = {"ansible.builtin.import_role": {"name": "rollout", "tasks_from": "gate"}}
     switch = {
         "block": [{"switchover": {}}],
@@ -175,6 +175,7 @@ def roll_out(
         "ansible_connection": "local",
         "ansible_python_interpreter": "{{ ansible_playbook_python }}",
         "unfit": unfit,
+        "reasons": ["Driver. Found: 570 <b>. Expected: 580. What to do: upgrade.", "port 30000: found held"],
         "rollout_records": "{{ playbook_dir }}/records",
         "rollout_skip_unfit": False,
     }
@@ -228,6 +229,7 @@ def test_a_refusal_is_on_a_page(tmp_path, unfit, line):
     assert line in text
     assert text.count("<strong>Found:</strong> 570 &lt;b&gt;.") == len(unfit)
     assert text.count("<strong>What to do:</strong> upgrade.") == len(unfit)
+    assert text.count("<p>port 30000: found held</p>") == len(unfit)
     assert ("No server was stopped on any host." in text) == (len(unfit) == 1)
 
 
