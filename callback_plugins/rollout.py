@@ -11,9 +11,9 @@ description:
   - As P(ansible.builtin.default#callback), but where an attempt of a task with C(until) returned RV(ignore:msg), that is
     shown in the place of C(FAILED - RETRYING), with how many hosts of the play are done with the task where it has several.
   - After a play that switches servers, one last line counts how it ended for all hosts that the play was to reach.
-  - A roll-out (a run with a play whose C(rollout_phase) is V(switch)) that did not end well gets its page here, since Ansible
-    ends before the play that reports. The records of its switches are kept as well, from what the module M(switchover)
-    returned. Nothing is written in check mode.
+  - A roll-out (a run with a play whose C(rollout_phase) is V(switch)) that did not end well gets its page here. Ansible
+    may end before the play that reports; where that play does run without a host that was lost, it leaves the page to this.
+    The records of its switches are kept as well, from what the module M(switchover) returned. Nothing is written in check mode.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
@@ -89,10 +89,14 @@ def html_of(shown: dict) -> str:
     return engine.from_string(template).render(__rollout_page=escaped(shown))
 
 
-def _drafter_before(path: str, record: dict) -> dict | None:
+def _record_in(folder: str, host: str) -> dict | None:
+    text = read_text(os.path.join(folder, f"{host}.json"))
+    return json.loads(text) if text else None
+
+
+def _drafter_before(before: dict, record: dict) -> dict | None:
     """What the record before says of the drafter, where that is of a release that this switch was to or from."""
-    text = read_text(path)
-    known = (json.loads(text).get("drafter") if text else None) or {}
+    known = before.get("drafter") or {}
     releases = [(record.get(side) or {}).get("release") for side in ("new", "old")]
     return known if known.get("release") and known["release"] in releases else None
 
@@ -239,13 +243,12 @@ class CallbackModule(Default):
             )
             os.makedirs(folder, exist_ok=True)
             for host, record in self._records.items():
-                path = os.path.join(folder, f"{host}.json")
-                drafter = self._drafters.get(host) or _drafter_before(path, record)
-                write_json(path, {**record, "drafter": drafter})
-            found = {}
-            for host in (host.name for host in hosts):
-                text = read_text(os.path.join(folder, f"{host}.json"))
-                found[host] = json.loads(text) if text else None
+                before = _record_in(folder, host) or {}
+                if before.get("states") == record["states"]:
+                    continue  # the play that reports kept it, and asked the host for what is beside it
+                drafter = self._drafters.get(host) or _drafter_before(before, record)
+                write_json(os.path.join(folder, f"{host}.json"), {**record, "drafter": drafter})
+            found = {host.name: _record_in(folder, host.name) for host in hosts}
             shown = page(
                 found,
                 {

@@ -139,22 +139,31 @@ from report_records import fleet
 from ansible.plugins.action import ActionBase
 class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
-        record = dict(fleet()[{rolled_back!r}])
-        return {{"outcome": "ROLLED_BACK", "failed": True, "msg": "made up", "record": record, "states": []}}
+        record = dict(fleet()[{{"ROLLED_BACK": "gpu2.example.net", "CONFIRMED": "gpu1.example.net"}}[task_vars["end"]]])
+        failed = record["state"] != "CONFIRMED"
+        return {{"outcome": record["state"], "failed": failed, "msg": "made up", "record": record, "states": []}}
 """
 
 
 def roll_out(
-    folder: Path, unfit: list[str], *options: str, lost: tuple[str, ...] = ()
+    folder: Path, unfit: list[str], *options: str, lost: tuple[str, ...] = (), **variables: object
 ) -> tuple[subprocess.CompletedProcess, list[Path]]:
-    """Preflight with the real gate, and a made-up switch that is rolled back, over two hosts that are this machine."""
+    """Two hosts that are this machine: preflight with the real gate, a made-up switch, and the report's real page.
+
+    The switch is rolled back, unless `end` says otherwise; hosts in `unproved` fail in the report.
+    """
     look = {"ansible.builtin.fail": {"msg": "{{ reasons }}"}}
     gate = {"ansible.builtin.import_role": {"name": "rollout", "tasks_from": "gate"}}
     switch = {
-        "block": [{"switchover": {}}],
+        "block": [{"switchover": {}, "register": "switched"}],
         "rescue": [{"ansible.builtin.set_fact": {"switchover_failed": "“switchover” failed"}}],
     }
     end = yaml.safe_load((REPOSITORY / "roles/switchover/tasks/end.yml").read_text())[-1]
+    site = yaml.safe_load((REPOSITORY / "site.yml").read_text())
+    keep = {
+        "path": "{{ rollout_records }}/{{ inventory_hostname }}.json",
+        "content": "{{ switched.record | combine({'advice': 'the host said this'}) | to_json }}",
+    }
     common = {"hosts": "gpu_hosts", "gather_facts": False}
     plays = [
         {
@@ -169,24 +178,35 @@ def roll_out(
             "max_fail_percentage": 0,
             "tasks": [switch, end],
         },
+        {
+            **common,
+            "vars": next(play.get("vars", {}) for play in site if play["name"] == "Report"),
+            "tasks": [
+                {**look, "when": "inventory_hostname in unproved"},
+                {"control_file": keep},
+                {"ansible.builtin.import_role": {"name": "rollout", "tasks_from": "report_page"}},
+            ],
+        },
     ]
     (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
-    variables = {
+    shared = {
         "ansible_connection": "local",
         "ansible_python_interpreter": "{{ ansible_playbook_python }}",
         "unfit": unfit,
         "reasons": ["Driver. Found: 570 <b>. Expected: 580. What to do: upgrade.", "port 30000: found held"],
         "rollout_records": "{{ playbook_dir }}/records",
         "rollout_skip_unfit": False,
+        "unproved": [],
+        "end": "ROLLED_BACK",
+        **variables,
     }
     nowhere = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
-    hosts = {"hosts": {host: nowhere if host in lost else {} for host in ("h1", "h2")}, "vars": variables}
+    hosts = {"hosts": {host: nowhere if host in lost else {} for host in ("h1", "h2")}, "vars": shared}
     (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": hosts}}}))
     (folder / "action").mkdir(exist_ok=True)
     made_up = REAL_SHAPE.format(
         tests=str(REPOSITORY / "tests"),
         utils=str(REPOSITORY / "module_utils"),
-        rolled_back="gpu2.example.net",
     )
     (folder / "action/switchover.py").write_text(made_up)
     done = subprocess.run(
@@ -194,7 +214,7 @@ def roll_out(
         cwd=folder,
         env={
             **os.environ,
-            "ANSIBLE_ACTION_PLUGINS": str(folder / "action"),
+            "ANSIBLE_ACTION_PLUGINS": f"{folder / 'action'}:{REPOSITORY / 'action_plugins'}",
             "ANSIBLE_LIBRARY": str(REPOSITORY / "library"),
             "ANSIBLE_ROLES_PATH": str(REPOSITORY / "roles"),
             "ANSIBLE_STDOUT_CALLBACK": "rollout",
@@ -206,10 +226,12 @@ def roll_out(
         check=False,
         timeout=120,
     )
-    assert done.returncode != 0 or "--check" in options, done.stdout
+    failing = unfit or lost or shared["unproved"] or shared["end"] != "CONFIRMED"
+    assert done.returncode != 0 or not failing or "--check" in options, done.stdout
     pages = list((folder / "records").glob("*.html"))
-    if pages:
+    if pages and done.returncode:
         assert str(pages[0]) in done.stdout.splitlines()[-1], done.stdout + done.stderr
+    assert done.stdout.count("for a browser or a ticket") == len(pages), done.stdout
     return done, pages
 
 
@@ -243,6 +265,40 @@ def test_a_switch_that_was_rolled_back_is_on_a_page_with_its_record(tmp_path):
     assert "“switchover” failed" not in text, "the record says why"
     assert json.loads((tmp_path / "records/h1.json").read_text())["state"] == "ROLLED_BACK"
     assert not (tmp_path / "records/h2.json").exists()
+
+
+@pytest.mark.parametrize("skip", [["h1"], ["h2"]], ids=["the canary", "the last"])
+def test_a_roll_out_that_went_on_without_a_host_has_one_page(tmp_path, skip):
+    """Its report is of the other hosts, and has no reasons: it leaves the page to the end of the run."""
+    done, pages = roll_out(tmp_path, skip, rollout_skip_unfit=True, end="CONFIRMED")
+    (other,) = {"h1", "h2"} - set(skip)
+    line = f"1 done, 1 did not pass preflight ({skip[0]})."
+    assert line in done.stdout, done.stdout + done.stderr
+    (page,) = pages
+    text = page.read_text()
+    assert line in text
+    assert "<strong>What to do:</strong> upgrade." in text
+    assert "CONFIRMED" in text
+    assert "the host said this" in text
+    kept = json.loads((tmp_path / f"records/{other}.json").read_text())
+    assert kept["advice"] == "the host said this", "what the report asked the host for is not overwritten"
+
+
+def test_a_host_that_fails_in_the_report_is_on_the_one_page(tmp_path):
+    done, pages = roll_out(tmp_path, [], end="CONFIRMED", unproved=["h1"])
+    (page,) = pages
+    line = "1 done, 1 failed after its switch (h1)."
+    assert line in done.stdout, done.stdout + done.stderr
+    assert line in page.read_text()
+    assert json.loads((tmp_path / "records/h1.json").read_text())["state"] == "CONFIRMED"
+
+
+def test_a_roll_out_that_ended_well_has_the_page_of_its_report(tmp_path):
+    done, pages = roll_out(tmp_path, [], end="CONFIRMED")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "2 done."
+    (page,) = pages
+    assert "How this roll-out ended" not in page.read_text()
 
 
 @pytest.mark.parametrize("lost", [("h1",), ("h1", "h2")], ids=["one", "all"])
