@@ -31,7 +31,7 @@ def test_sglang_serves_again(fleet, fault, words):
     # Without a second command: the page and the record, with what the drafter's config is made of.
     records = host.inventory.parent / "records"
     (page,) = records.glob("roll-out-*.html")
-    assert play.output.rstrip().endswith(str(page)), play.output
+    assert play.pages == [page], play.output
     text = page.read_text()
     assert f"0 done, 1 rolled back ({host.name})." in text
     assert "the old server serves again, proved" in text
