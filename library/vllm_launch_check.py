@@ -64,7 +64,7 @@ attributes:
   check_mode:
     support: full
     description:
-      - Runs in check mode too. Where there is no venv or no config yet, RV(checked) is false.
+      - Runs in check mode too. Where there is no release, venv or config yet, RV(checked) is false.
   diff_mode:
     support: none
     description: Changes nothing.
@@ -95,7 +95,7 @@ reason:
   description: Why the launch could not be checked, in check mode.
   returned: when RV(checked) is false
   type: str
-  sample: not checked (no venv yet)
+  sample: not checked (no release yet)
 vllm_version:
   description: Version of the installed vLLM.
   returned: when checked

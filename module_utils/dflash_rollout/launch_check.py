@@ -36,7 +36,9 @@ class LaunchCheckFailed(RolloutError):
 
 
 def missing(python: str, config: str) -> str:
-    """Why there is nothing to check yet ("no venv yet", "no config yet"), or "" when there is."""
+    """Why there is nothing to check yet ("no release yet", "no venv yet", "no config yet"), or "" when there is."""
+    if not os.path.isdir(os.path.dirname(config)):
+        return "no release yet"
     if not os.path.exists(python):
         return "no venv yet"
     return "" if os.path.exists(config) else "no config yet"

@@ -21,7 +21,7 @@ def test_check_mode_shows_all_of_it_and_writes_nothing(fleet):
     before = host.show("sglang.service", "MainPID")
     play = fleet.play("site.yml", "--check", "--diff")
     assert play.status == 0, play.output
-    assert "not checked (no venv yet)" in play.output
+    assert "not checked (no release yet)" in play.output
     assert '+  "mask_token_id": 248070' in play.output
     assert "+max-num-batched-tokens: 8448" in play.output
     assert "+ExecStart=/opt/vllm-dflash/releases/%i/venv/bin/vllm serve --config" in play.output

@@ -63,6 +63,16 @@ def test_drafter_missing(fleet, undisturbed, tmp_path):
     refused(fleet.play(drafter_source=str(tmp_path / "model.safetensors")), str(tmp_path), "What to do:")
 
 
+def test_drafter_and_target_missing_are_said_at_once(fleet, undisturbed, tmp_path):
+    refused(
+        fleet.play(
+            drafter_source=str(tmp_path / "no.safetensors"), vllm_service_target="/root/models/absent"
+        ),
+        f"drafter: {tmp_path}/no.safetensors is not on the control node",
+        "target: found no folder /root/models/absent",
+    )
+
+
 def test_drafter_truncated(fleet, undisturbed, tmp_path):
     path = tmp_path / "model.safetensors"
     size = os.path.getsize(fleet.drafter)

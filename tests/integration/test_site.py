@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import pytest
 
@@ -99,6 +100,8 @@ def test_the_new_server_comes_back_at_boot_and_sglang_does_not(fleet):
 def test_rollback_brings_sglang_back_host_by_host(fleet):
     play = fleet.play("playbooks/rollback.yml")
     assert play.status == 0, play.output
+    for host in fleet.hosts:
+        assert re.search(rf"{host.name} +sglang +yes .* CONFIRMED ", play.output), play.output
     for host in fleet.hosts:
         assert host.show("sglang.service", "ActiveState") == "active"
         assert host.run(UNITS) == ""

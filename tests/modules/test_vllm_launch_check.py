@@ -51,6 +51,7 @@ def test_nothing_to_check_yet(run_module, config, tmp_path):
     """In check mode on a fresh host: never "passed"; outside check mode it is a failure."""
     absent = str(tmp_path / "absent")
     for python, config_path, reason in (
+        (absent, f"{absent}/vllm.yaml", "no release yet"),
         (absent, config, "no venv yet"),
         (sys.executable, absent, "no config yet"),
     ):

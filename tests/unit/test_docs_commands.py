@@ -87,6 +87,8 @@ ACCOUNTED = {
     ". .venv/bin/activate": TYPED,
     "ssh ops@gpu1.example.org sudo -n true": TYPED,
     "uvx --from huggingface-hub hf download z-lab/Qwen3.6-27B-DFlash --local-dir /root/models/Qwen3.6-27B-DFlash": TYPED,
+    "git stash": TYPED,
+    "git stash pop": TYPED,
     "git fetch --tags": TYPED,
     "git checkout v0.2.0": By("tests/unit/test_release_tool.py", ('"v0.2.0"',)),
     "python3 -m venv": Checked("said of how the code works"),

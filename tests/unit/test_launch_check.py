@@ -181,7 +181,8 @@ def test_read_answer_of_a_probe_that_broke_off(output):
 def test_missing(tmp_path):
     (tmp_path / "vllm.yaml").touch()
     config, absent = str(tmp_path / "vllm.yaml"), str(tmp_path / "absent")
-    assert missing(absent, absent) == "no venv yet"
+    assert missing(absent, str(tmp_path / "release/vllm.yaml")) == "no release yet"
+    assert missing(absent, config) == missing(absent, absent) == "no venv yet"
     assert missing(sys.executable, absent) == "no config yet"
     assert missing(sys.executable, config) == ""
 
