@@ -24,6 +24,8 @@ import urllib.request
 
 PERIOD_S = 0.2
 TIMEOUT_S = 2.0
+#: A simulated SGLang serves some seconds after its host has booted, more on a busy machine.
+PATIENCE_S = 60.0
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -47,16 +49,32 @@ def ask(address: str, path: str, body: dict | None = None) -> bool:
         return False
 
 
+def model_id(address: str, patience_s: float = PATIENCE_S) -> str:
+    """The id of the model that is served there. A host that has just booted may not serve yet.
+
+    Raises SystemExit when there is none within `patience_s` seconds.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with OPENER.open(f"http://{address}/v1/models", timeout=TIMEOUT_S) as response:
+                return json.load(response)["data"][0]["id"]
+        except (OSError, ValueError) as error:
+            if time.monotonic() > deadline:
+                raise SystemExit(
+                    f"http://{address}/v1/models: {error}; expected a model within {patience_s:.0f} s. "
+                    "Nothing serves there that could have an outage."
+                ) from error
+            time.sleep(PERIOD_S)
+
+
 def watch(log: str, inventory: str) -> None:
     """Ask every host until SIGTERM."""
     addresses = {
         name: f"{values['ansible_host']}:{values.get('rollout_port', 30000)}"
         for name, values in hosts_of(inventory).items()
     }
-    model = {}
-    for name, address in addresses.items():
-        with OPENER.open(f"http://{address}/v1/models", timeout=TIMEOUT_S) as response:
-            model[name] = json.load(response)["data"][0]["id"]
+    model = {name: model_id(address) for name, address in addresses.items()}
     running = True
     writing = threading.Lock()
 

@@ -31,9 +31,14 @@ step "Two booted hosts, serving with a simulated SGLang"
 inventory=/run/vllm-dflash-testbed/demo/inventory.yml
 step "ansible-playbook site.yml, watched from outside"
 probes=/run/vllm-dflash-testbed/demo/probes.jsonl
+rm -f "$probes"
 python3 tests/demo/outage.py watch "$probes" "$inventory" &
 watcher=$!
 trap 'kill $watcher 2>/dev/null || true' EXIT
+until [ -f "$probes" ]; do
+  kill -0 $watcher 2>/dev/null || { echo "The watcher has ended, see above; nothing was rolled out." >&2; exit 1; }
+  sleep 0.2
+done
 ansible-playbook -i "$inventory" site.yml -e "drafter_source=$drafter"
 kill $watcher && wait $watcher
 step "What clients saw"

@@ -213,7 +213,6 @@ ACCOUNTED = {
     "tests/gpu/proof.py receive .cache/gpu/pieces/1": GPU,
     "tests/gpu/proof.py prepare": GPU,
     "tests/gpu/proof.py run --out OUT --until 900 rollout back kill_warmup kill_engine again gate variants canonical": GPU,
-    "proof.py run canonical": GPU,
     "tests/gpu/train.py PAIR": GPU,
     "GPU_PROOF_LAYERS=SIMULATIONS:LAYER/tree:BASE/tree GPU_PROOF_PYTHON=/usr/bin/python3 "
     "GPU_PROOF_SETENV=PYTHONPATH=/opt/simulated-engine tests/gpu/proof.py run --out OUT rollout variants": GPU,
