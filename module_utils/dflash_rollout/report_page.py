@@ -9,6 +9,7 @@ import datetime
 import html
 import json
 import math
+import re
 
 from .switch_state import (
     CONFIRMED,
@@ -54,23 +55,26 @@ MARKS = 6
 PLOT_TOP, PLOT_HEIGHT = 10, 120
 
 
-def page(records: dict[str, dict | None]) -> dict | None:
+def page(records: dict[str, dict | None], run: dict | None = None) -> dict | None:
     """The whole page: host → its record as it is kept on the control node, or None where there is none.
 
     A record is a switch's own (switch_state.new_record) with `acceptance` (acceptance.gate), `drafter`
-    (serving.drafter_of) and `advice`; all three may be missing. Returns None without any record.
+    (serving.drafter_of) and `advice`; all three may be missing. `run` is a roll-out that did not end well: `at`,
+    `line` (how it ended for all), `reasons` (texts that concern all) and `hosts`: host → `end` and `reasons`, each
+    with `task`, `phase` and `text`. Returns None without any record and without a run.
     """
     known = {host: record for host, record in records.items() if record}
-    if not known:
+    if not known and not run:
         return None
-    scale = max(1.0, *(_duration(record) for record in known.values()))
+    scale = max(1.0, *(_duration(record) for record in known.values())) if known else 1.0
     hosts = [_host(host, record, scale) for host, record in known.items()]
     counts = {}
     for host in hosts:
         counts[host["state"]] = counts.get(host["state"], 0) + 1
-    last = max(_moment(record["states"][-1]["at"]) for record in known.values() if record["states"])
+    moments = [_moment(record["states"][-1]["at"]) for record in known.values() if record["states"]]
+    # The same records are the same page, under the same name; what did not end well has a page of its own.
+    last = _moment(run["at"]) if run else max(moments)
     return {
-        # The same records are the same page, under the same name.
         "name": f"roll-out-{last:%Y%m%dT%H%M%SZ}",
         "until": _date(last.isoformat()),
         "counts": [
@@ -86,7 +90,35 @@ def page(records: dict[str, dict | None]) -> dict | None:
         "hosts": hosts,
         "without": [host for host, record in records.items() if not record],
         "marks": marks(scale),
+        "run": run and _run(run),
     }
+
+
+def _run(run: dict) -> dict:
+    return {
+        "line": run["line"],
+        "reasons": [_reason({"text": text}) for text in run["reasons"]],
+        "hosts": [
+            {"name": host, "end": found["end"], "reasons": [_reason(reason) for reason in found["reasons"]]}
+            for host, found in run["hosts"].items()
+        ],
+    }
+
+
+def _reason(reason: dict) -> dict:
+    return {
+        "where": f"{reason['phase']}: {reason['task']}" if reason.get("task") else None,
+        "lines": [
+            row for line in reason["text"].splitlines() if line.strip() for row in _parts(line.strip())
+        ],
+    }
+
+
+def _parts(line: str) -> list[dict]:
+    """What a RolloutError says, part by part: `label` (found, expected, what to do, or None) and `text`."""
+    pieces = re.split(r" (Found|Expected|What to do): ", line)
+    labels = [None, *pieces[1::2]]
+    return [{"label": label, "text": text} for label, text in zip(labels, pieces[::2], strict=True)]
 
 
 def escaped(value: object) -> object:

@@ -113,10 +113,10 @@ def _system_tree(into: Path) -> None:
 
 
 def _compress(folder: Path, what: list[str], file: BinaryIO) -> None:
-    """Append an archive of `what` in `folder`, in blocks that are unpacked side by side."""
+    """Append an archive of `what` in `folder`, in blocks that are unpacked side by side. Time counts more than a fifth piece."""
     tar = ["tar", f"--directory={folder}", "--sort=name", "--owner=0", "--group=0", *what]
     with subprocess.Popen(tar, stdout=subprocess.PIPE) as reader:
-        xz = ["nice", "xz", "-6", "-T0", "--block-size=32MiB"]
+        xz = ["nice", "xz", "-1", "-T0", "--block-size=32MiB"]
         subprocess.run(xz, stdin=reader.stdout, stdout=file, check=True)
     if reader.returncode:
         raise SystemExit("tar failed")

@@ -455,6 +455,7 @@ def rollout(session: Session) -> None:
     with session.quiet():
         served = measure.load(f"http://127.0.0.1:{PORT}", MODEL_ID, prompts, 256, 1)
     served.pop("texts")
+    (session.out / "metrics.txt").write_bytes(measure.ask(f"http://127.0.0.1:{PORT}", "/metrics"))
     session.note("rollout", served=served, second_run=session.play("second", "site.yml", TINY, 120))
 
 
@@ -856,6 +857,33 @@ def canonical(session: Session) -> None:
     session.note("canonical", warm_seconds=round(seconds, 1), warm_start=session.phases_of_start(unit, begin))
 
 
+def memory(session: Session) -> None:
+    """What vLLM's profile run has in memory at its peak, with what serves now: compiled as it serves, and line by line."""
+    serving = (session.guest.read_json(f"{STATE}/serving.json") or {})["serving"]
+    unit, release = serving["unit"], serving["unit"].split("@")[1].removesuffix(".service")
+    where = f"/opt/vllm-dflash/releases/{release}"
+    session.guest.run("systemctl", "stop", unit, timeout=60)
+    for name, options in (("compiled", []), ("eager", ["--eager"])):
+        if session.left() < 60:
+            session.note("memory", **{name: {"error": "no time left"}})
+            continue
+        said = session.guest.run(
+            *("systemd-run", "--quiet", "--wait", "--pipe", "--property=User=vllm-dflash"),
+            *("--property=PrivateTmp=yes", f"--property=EnvironmentFile={where}/environment"),
+            f"--setenv=PATH={where}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
+            *("sh", "-c", 'exec "$@" 2>&1', "sh"),
+            *(f"{where}/venv/bin/python", str(HERE / "peak.py"), f"{where}/vllm.yaml", *options),
+            check=False,
+            timeout=session.left() - 20,
+        )
+        (session.out / f"memory-{name}.log").write_text(said)
+        lines = [line for line in said.splitlines() if line.startswith("PEAK ")]
+        found = json.loads(lines[-1].removeprefix("PEAK ")) if lines else {"error": said[-3000:]}
+        session.note("memory", **{name: found})
+        log(f"memory {name}: {json.dumps(found)[:6000]}")
+    session.guest.run("systemctl", "start", unit, check=False)
+
+
 def sandbox(session: Session) -> None:
     """What of the unit's sandbox this guest enforces; for CUDA that is what a start under it says."""
     unit = ((session.guest.read_json(f"{STATE}/serving.json") or {}).get("serving") or {}).get("unit", "")
@@ -990,6 +1018,7 @@ PHASES = {
     "variants": variants,
     "trained": trained,
     "canonical": canonical,
+    "memory": memory,
     "calibrate": calibrate,
     "starts": starts,
     "sandbox": sandbox,

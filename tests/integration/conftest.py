@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -38,6 +39,11 @@ class Play:
     status: int
     output: str
     recap: dict[str, dict[str, int]]
+
+    @property
+    def pages(self) -> list[Path]:
+        """Each page of HTML that it says it made. What Ansible writes to stderr stands behind the last line of stdout."""
+        return [Path(path) for path in re.findall(r"for a browser or a ticket: (\S+\.html)", self.output)]
 
 
 @dataclass

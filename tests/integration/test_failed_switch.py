@@ -28,6 +28,18 @@ def test_sglang_serves_again(fleet, fault, words):
     assert play.status != 0, play.output
     for word in words:
         assert word in play.output, play.output
+    # Without a second command: the page and the record, with what the drafter's config is made of.
+    records = host.inventory.parent / "records"
+    (page,) = records.glob("roll-out-*.html")
+    assert play.pages == [page], play.output
+    text = page.read_text()
+    assert f"0 done, 1 rolled back ({host.name})." in text
+    assert "the old server serves again, proved" in text
+    record = json.loads((records / f"{host.name}.json").read_text())
+    assert record["state"] == "ROLLED_BACK"
+    assert record["outage_s"] > 0
+    assert record["drafter"]["provenance"].keys() >= {"hidden_size", "block_size"}
+    assert len(record["drafter"]["drafter_sha256"]) == 64
     assert host.show("sglang.service", "ActiveState") == "active"
     answer = host.get(":30000/v1/completions", body={"model": "Qwen3.6-27B", "prompt": "x", "max_tokens": 2})
     assert answer["choices"][0]["text"]

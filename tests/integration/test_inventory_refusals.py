@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import subprocess
 
@@ -17,7 +18,15 @@ def play(tmp_path, inventory: str, *options: str) -> str:
     path = tmp_path / "hosts.yml"
     path.write_text(inventory)
     done = subprocess.run(
-        ["ansible-playbook", "-i", str(path), "site.yml", *options],
+        [
+            "ansible-playbook",
+            "-i",
+            str(path),
+            "site.yml",
+            "-e",
+            f"rollout_records={tmp_path}/records",
+            *options,
+        ],
         cwd=ROOT,
         env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
         capture_output=True,
@@ -44,6 +53,12 @@ def test_variable_refused(tmp_path, variables, words):
     said = play(tmp_path, f"gpu_hosts:\n{HOST}  vars: {{{GOOD}, {variables}}}\n")
     for word in words:
         assert word in said
+    (page,) = (tmp_path / "records").glob("*.html")
+    text = html.unescape(page.read_text())
+    assert str(page) in said
+    assert "0 done, 1 untouched (gpu1.invalid)." in text
+    for word in words:
+        assert word in text
 
 
 def test_required_variable_missing(tmp_path):

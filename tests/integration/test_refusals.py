@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 
 import pytest
 
-from .conftest import Fleet, _boot, bed
+from .conftest import WORKER, Fleet, _boot, bed, fresh_hosts
 
 pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
@@ -35,11 +37,26 @@ def undisturbed(fleet):
     ][0]["text"]
 
 
-def refused(play, *words: str) -> None:
+def refused(play, *words: str, page: bool = True) -> None:
+    """The play says these words, and so does the page that it names; a look alone (preflight.yml) makes none."""
     assert play.status != 0, play.output
     text = " ".join(play.output.split())
     for word in words:
         assert word in text, play.output
+    assert len(play.pages) == page, play.output
+    for path in play.pages:
+        shown = " ".join(html.unescape(re.sub(r"<[^>]*>", "", path.read_text())).split())
+        for word in words:
+            assert word in shown, shown
+
+
+def train(host) -> None:
+    """A process that is nobody's server holds memory of a GPU."""
+    # systemd-run makes $ of $$.
+    host.run(
+        "systemd-run --unit=training sh -c 'echo 1 2000 > /run/simulated-gpu/holds/$$$$; exec sleep 600'"
+    )
+    host.wait("nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader | grep -q 2000")
 
 
 def test_drafter_missing(fleet, undisturbed, tmp_path):
@@ -86,12 +103,8 @@ def test_port_held_by_something_else(fleet, undisturbed):
 
 def test_foreign_process_on_a_gpu(fleet, undisturbed):
     host = fleet.hosts[0]
-    # systemd-run makes $ of $$.
-    host.run(
-        "systemd-run --unit=training sh -c 'echo 1 2000 > /run/simulated-gpu/holds/$$$$; exec sleep 600'"
-    )
+    train(host)
     try:
-        host.wait("nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader | grep -q 2000")
         refused(fleet.play(), "foreign process on a GPU", "2000 MiB on GPU 1", "training.service")
     finally:
         host.run("systemctl stop training")
@@ -121,6 +134,7 @@ def test_a_published_config_of_another_family_beside_the_drafter(fleet, undistur
         fleet.play("playbooks/preflight.yml", drafter_source=str(tmp_path / "model.safetensors")),
         f"drafter: shipped config {beside} is a DSpark drafter",
         "What to do:",
+        page=False,
     )
 
 
@@ -134,3 +148,22 @@ def test_launch_check_failing(fleet, undisturbed):
         "tool-call-parser": "no_such_parser",
     }
     refused(fleet.play(vllm_service_args=flags), "no_such_parser")
+
+
+def test_the_others_go_on_without_a_host_that_was_refused(bootable, small_drafter):
+    with fresh_hosts(f"skip{WORKER}", 2, "--layer", "--small") as hosts:
+        unfit, other = hosts
+        before = unfit.show("sglang.service", "MainPID")
+        train(unfit)
+        play = Fleet(hosts, small_drafter).play(rollout_skip_unfit=True, switchover_acceptance="off")
+        refused(
+            play, f"1 done, 1 did not pass preflight ({unfit.name}).", "foreign process on a GPU", "CONFIRMED"
+        )
+        records = other.inventory.parent / "records"
+        assert list(records.glob("*.html")) == play.pages
+        assert not (records / f"{unfit.name}.json").exists()
+        record = json.loads((records / f"{other.name}.json").read_text())
+        assert record["state"] == "CONFIRMED"
+        assert record["drafter"]["release"] == record["new"]["release"], "as the report asked the host for it"
+        assert other.show("sglang.service", "ActiveState") == "inactive"
+        assert unfit.show("sglang.service", "MainPID") == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -90,6 +91,30 @@ def test_nothing_runs_out_of_the_window(browser, page, width, scheme, paper):
     assert [drawing["bars"] for drawing in measured["drawings"]] == [5, 30, 6, 5]
     assert all(0 < drawing["width"] <= width for drawing in measured["drawings"])
     assert not sum(drawing["outside"] for drawing in measured["drawings"])
+
+
+@pytest.mark.parametrize("width", [1000, 390])
+def test_nor_do_the_reasons_of_a_roll_out_that_did_not_end_well(browser, tmp_path, width):
+    spec = importlib.util.spec_from_file_location("rollout_callback", ROOT / "callback_plugins/rollout.py")
+    callback = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(callback)
+    long = "/srv/" + "a_very_long_name_without_a_break" * 6
+    text = f"The file is not there. Found: {long}. Expected: a file. What to do: copy it.\nGPU memory: too little"
+    reason = {"task": "Say what is in the way", "phase": "preflight", "text": text}
+    run = {
+        "at": "2026-12-02T10:00:00+00:00",
+        "line": "1 done, 1 did not pass preflight (gpu5.example.net).",
+        "reasons": ["gpu5.example.net did not pass preflight, for the reasons above."],
+        "hosts": {"gpu5.example.net": {"end": "did not pass preflight", "reasons": [reason]}},
+    }
+    html = callback.html_of(callback.page(fleet(), run))
+    copy = tmp_path / "measured.htm"
+    copy.write_text(re.sub(r"<meta http-equiv=.*?>\n", "", html).replace("</body>", MEASURE + "</body>"))
+    shown = look(browser, copy, width, "--dump-dom")
+    measured = json.loads(re.search(r"<title>(\{.*?\})</title>", shown)[1])
+    assert measured["window"] == width
+    assert measured["wide"] <= width
+    assert "<strong>What to do:</strong> copy it." in shown
 
 
 def colours(png: bytes) -> set[bytes]:

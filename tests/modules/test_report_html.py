@@ -21,6 +21,8 @@ PLAY = """
 - hosts: gpu_hosts
   gather_facts: false
   tasks:
+    - ansible.builtin.fail:
+      when: inventory_hostname == lost | default('')
     - ansible.builtin.import_role:
         name: rollout
         tasks_from: report_page
@@ -45,7 +47,9 @@ def write(folder: Path, records: dict, *options: str) -> tuple[str, str]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == (2 if any(option.startswith("lost=") for option in options) else 0), (
+        done.stdout + done.stderr
+    )
     pages = list(folder.glob("*.html"))
     assert len(pages) <= 1
     return pages[0].read_text() if pages else "", done.stdout
@@ -146,6 +150,12 @@ def test_check_mode_writes_nothing_and_no_record_is_no_page(tmp_path):
     text, output = write(tmp_path, fleet(), "--check", "--diff")
     assert text == ""
     assert "changed=1" in output
+
+
+def test_a_report_by_itself_has_its_page_although_a_host_is_lost(tmp_path):
+    """There is no roll-out, whose end would make it."""
+    text, _ = write(tmp_path, fleet(), "-e", "lost=gpu1.example.net")
+    assert "gpu1.example.net" in text
 
 
 def hostile(value):

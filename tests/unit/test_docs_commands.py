@@ -131,7 +131,10 @@ ACCOUNTED = {
     "ansible-playbook playbooks/calibrate.yml -e host=gpu3": By(
         f"{INTEGRATION}/test_calibrate.py::test_the_best_is_found_kept_and_written_down"
     ),
-    "-e rollout_skip_unfit=true": Checked("an option of what stands before it"),
+    "-e rollout_skip_unfit=true": By(
+        f"{INTEGRATION}/test_refusals.py::test_the_others_go_on_without_a_host_that_was_refused",
+        ("rollout_skip_unfit=True",),
+    ),
     "-e rollout_serial=2": Checked("an option; tests/modules/test_rollout_callback.py has batches"),
     "-e status_json=/tmp/status.json": By(
         f"{INTEGRATION}/test_pool.py::test_status_shows_how_each_does_and_no_drift", ("status_json=",)

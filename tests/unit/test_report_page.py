@@ -164,3 +164,46 @@ def test_records_of_before_have_neither_acceptance_nor_drafter():
 def test_every_text_is_escaped_however_deep_it_stands():
     found = report_page.escaped({"a": ["<b>", {"c": "\"'&"}], "n": 1.5, "none": None, "yes": True})
     assert found == {"a": ["&lt;b&gt;", {"c": "&quot;&#x27;&amp;"}], "n": 1.5, "none": None, "yes": True}
+
+
+RUN = {
+    "at": "2026-12-02T11:00:00+00:00",
+    "line": "0 done, 1 did not pass preflight (gpu1), 1 untouched (gpu2).",
+    "reasons": ["gpu1 did not pass preflight"],
+    "hosts": {
+        "gpu1": {
+            "end": "did not pass preflight",
+            "reasons": [
+                {
+                    "task": "Say what is in the way",
+                    "phase": "preflight",
+                    "text": "NVIDIA driver: found 570\n\nNo file. Found: a link. Expected: a file. What to do: copy it.",
+                }
+            ],
+        },
+        "gpu2": {"end": "untouched", "reasons": []},
+    },
+}
+
+
+def test_a_refusal_is_shown_part_by_part_also_where_no_switch_ever_was():
+    page = report_page.page({"gpu1": None, "gpu2": None}, RUN)
+    assert page["name"] == "roll-out-20261202T110000Z"
+    assert page["without"] == ["gpu1", "gpu2"]
+    assert page["run"]["line"] == RUN["line"]
+    (reason,) = page["run"]["hosts"][0]["reasons"]
+    assert reason["where"] == "preflight: Say what is in the way"
+    assert [(line["label"], line["text"]) for line in reason["lines"]] == [
+        (None, "NVIDIA driver: found 570"),
+        (None, "No file."),
+        ("Found", "a link."),
+        ("Expected", "a file."),
+        ("What to do", "copy it."),
+    ]
+
+
+def test_what_did_not_end_well_takes_no_page_of_before():
+    before, after = report_page.page(fleet()), report_page.page(fleet(), RUN)
+    assert before["run"] is None
+    assert before["name"] != after["name"]
+    assert before["hosts"] == after["hosts"]
