@@ -150,7 +150,7 @@ from ansible.module_utils.dflash_rollout.drafter_facts import (
     shipped_facts,
 )
 from ansible.module_utils.dflash_rollout.errors import RolloutError
-from ansible.module_utils.dflash_rollout.files import read_text, write_atomically
+from ansible.module_utils.dflash_rollout.files import difference, read_text, write_atomically
 from ansible.module_utils.dflash_rollout.model_file import inspect
 from ansible.module_utils.dflash_rollout.pairing import check_pair
 from ansible.module_utils.dflash_rollout.safetensors import Tensor, read_checkpoint, tensors_from_json
@@ -265,10 +265,7 @@ def write(module: AnsibleModule, dest: str, text: str) -> dict[str, object]:
             ) from error
     arguments = module.load_file_common_arguments(module.params, path=dest)
     changed = module.set_fs_attributes_if_different(arguments, changed)
-    return {
-        "changed": changed,
-        "diff": {"before_header": dest, "after_header": dest, "before": before or "", "after": text},
-    }
+    return {"changed": changed, "diff": difference(dest, before, text)}
 
 
 if __name__ == "__main__":

@@ -8,13 +8,17 @@ DOCUMENTATION = r"""
 module: wheelhouse
 short_description: Download exactly the wheels of locks for one kind of host
 description:
-  - With O(python) alone it looks at that interpreter and says which wheels it takes.
+  - With O(python) it looks at that interpreter and says which wheels it takes. With O(kind) it has that said.
   - With O(path) it fills a folder with the wheels of O(locks) for O(platform), each with the sha256 of the lock, by the
-    uv and the pip of this machine. What an interrupted run downloaded stays. A complete folder is left alone.
+    uv and the pip of this machine. What an interrupted run downloaded stays. A folder that has the wheels of all
+    O(locks) is left alone.
 options:
   python:
     description: Interpreter to look at.
     type: path
+  kind:
+    description: RV(key) of a host that can't be asked from here.
+    type: str
   path:
     description: Folder to fill.
     type: path
@@ -80,7 +84,6 @@ key:
   sample: cp311-manylinux_2_36_x86_64
 """
 
-import os
 import sys
 from dataclasses import asdict
 from urllib.parse import quote
@@ -95,6 +98,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "python": {"type": "path"},
+            "kind": {"type": "str"},
             "path": {"type": "path"},
             "locks": {"type": "list", "elements": "str", "default": []},
             "platform": {"type": "dict"},
@@ -103,8 +107,8 @@ def main() -> None:
             "index_username": {"type": "str", "default": ""},
             "index_password": {"type": "str", "default": "", "no_log": True},
         },
-        mutually_exclusive=[("python", "path")],
-        required_one_of=[("python", "path")],
+        mutually_exclusive=[("python", "kind", "path")],
+        required_one_of=[("python", "kind", "path")],
         required_by={"path": ["platform"]},
         supports_check_mode=True,
     )
@@ -119,7 +123,7 @@ def main() -> None:
             platform = wheelhouse.Platform(given["python"], given["machine"], int(given["glibc"]))
             index = Index(params["index_url"], params["index_username"], params["index_password"])
             if module.check_mode:
-                changed = not os.path.exists(os.path.join(params["path"], wheelhouse.MANIFEST))
+                changed = wheelhouse.lacking(params["path"], locks) != []
             else:
                 changed = wheelhouse.build(
                     params["path"],
@@ -129,6 +133,8 @@ def main() -> None:
                     python=sys.executable,
                     environment=index.variables(),
                 )
+        elif params["kind"]:
+            platform = wheelhouse.platform_called(params["kind"])
         else:
             platform = wheelhouse.platform_of(params["python"])
     except RolloutError as error:

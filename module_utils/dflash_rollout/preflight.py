@@ -449,7 +449,9 @@ def judge(seen: Observed, wanted: Wanted) -> list[Finding]:
             )
         )
     if seen.rsync is None and wanted.needs_rsync:
-        findings.append(Finding("rsync", "none", "rsync, which brings the drafter", "apt install rsync"))
+        findings.append(
+            Finding("rsync", "none", "rsync: files come from the control node by it", "apt install rsync")
+        )
     if seen.systemd is None or seen.systemd < MIN_SYSTEMD:
         findings.append(
             Finding(

@@ -95,16 +95,15 @@ class State:
 
 def parse_states(text: str) -> dict[str, State]:
     """Read what `systemctl show --property=Id,UnitFileState,ActiveState,NeedDaemonReload` prints: unit → state."""
-    states = {}
-    for block in text.split("\n\n"):
-        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        if values.get("Id"):
-            states[values["Id"]] = State(
-                enabled=values.get("UnitFileState") == "enabled",
-                active=values.get("ActiveState") in ("active", "activating", "reloading"),
-                outdated=values.get("NeedDaemonReload") == "yes",
-            )
-    return states
+    return {
+        values["Id"]: State(
+            enabled=values.get("UnitFileState") == "enabled",
+            active=values.get("ActiveState") in ("active", "activating", "reloading"),
+            outdated=values.get("NeedDaemonReload") == "yes",
+        )
+        for values in map(units.parse_show, text.split("\n\n"))
+        if values.get("Id")
+    }
 
 
 def states_of(names: Iterable[str]) -> dict[str, State]:

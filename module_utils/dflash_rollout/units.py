@@ -145,13 +145,16 @@ def systemctl(*arguments: str, timeout: float = TIMEOUT_S) -> str:
     return done.stdout
 
 
+def parse_show(text: str) -> dict[str, str]:
+    """Read what `systemctl show` prints of one unit: property → value. Of several lines for one property the last counts."""
+    parts = (line.partition("=") for line in text.splitlines())
+    return {key: value.strip() for key, _, value in parts}
+
+
 def parse_unit(name: str, text: str) -> Unit:
     """Read what `systemctl show` prints for the properties of _PROPERTIES; unset numbers are 0."""
-    values = dict.fromkeys(_PROPERTIES.values(), "")
-    for line in text.splitlines():
-        key, _, value = line.partition("=")
-        if key in _PROPERTIES:
-            values[_PROPERTIES[key]] = value.strip()
+    shown = parse_show(text)
+    values = {field: shown.get(key, "") for key, field in _PROPERTIES.items()}
     numbers = {key: int(values.pop(key) or 0) for key in ("main_pid", "restarts", "job")}
     guarded = " may-start " in values.pop("guarded")
     path = re.match(r"\{ path=(/.*?) ; argv", values.pop("program"))

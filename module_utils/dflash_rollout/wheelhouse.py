@@ -6,6 +6,7 @@ after an interruption the portions that arrived are not asked for again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import subprocess
 from dataclasses import dataclass
 
 from .errors import RolloutError
-from .files import write_json
+from .files import read_text, write_json
 
 MANIFEST = "wheelhouse.json"
 PORTION = 12  # requirements a call of pip; it keeps a portion only when all of it is there
@@ -42,6 +43,19 @@ class Platform:
         new = [f"manylinux_2_{minor}_{self.machine}" for minor in range(self.glibc, 4, -1)]
         old = [f"{name}_{self.machine}" for name in ("manylinux2014", "manylinux2010", "manylinux1")]
         return [*new, *old, f"linux_{self.machine}"]
+
+
+def platform_called(key: str) -> Platform:
+    """The platform of a `key`, for a machine that can't reach the hosts. Raises RolloutError for what is none."""
+    found = re.fullmatch(r"cp3(\d+)-manylinux_2_(\d+)_(\w+)", key)
+    if found is None:
+        raise RolloutError(
+            "vllm_wheelhouse_kind names no kind of host",
+            found=key,
+            expected="its Python, glibc and machine, as cp311-manylinux_2_36_x86_64",
+            remedy="take it from what preflight says without it",
+        )
+    return judged(key, f"3.{found[1]}", found[3], ["glibc", f"2.{found[2]}"])
 
 
 def platform_of(python: str) -> Platform:
@@ -80,17 +94,37 @@ def build(
 
     `uv` and `python` (with pip) are the control node's own. Raises RolloutError.
     """
-    manifest = os.path.join(folder, MANIFEST)
-    if os.path.exists(manifest):
+    wanted = lacking(folder, locks)
+    if not wanted:
         return False
     os.makedirs(folder, exist_ok=True)
-    for lock in locks:
+    for lock in wanted:
         requirements = narrowed(lock, platform, uv, environment)
         for start in range(0, len(requirements), PORTION):
             _download(folder, requirements[start : start + PORTION], platform, python, environment)
-    files = {name: os.path.getsize(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
-    write_json(manifest, {"platform": platform.key, "files": files})
+    files = {
+        name: os.path.getsize(os.path.join(folder, name))
+        for name in sorted(os.listdir(folder))
+        if name != MANIFEST
+    }
+    digests = sorted({*_held(folder), *map(_digest, wanted)})
+    write_json(os.path.join(folder, MANIFEST), {"platform": platform.key, "locks": digests, "files": files})
     return True
+
+
+def lacking(folder: str, locks: list[str]) -> list[str]:
+    """Those of `locks` whose wheels `folder` does not have: a later uv, or a swarm's libtorrent, makes it incomplete."""
+    held = _held(folder)
+    return [lock for lock in locks if _digest(lock) not in held]
+
+
+def _held(folder: str) -> list[str]:
+    manifest = read_text(os.path.join(folder, MANIFEST))
+    return [] if manifest is None else json.loads(manifest).get("locks", [])
+
+
+def _digest(lock: str) -> str:
+    return hashlib.sha256(lock.encode()).hexdigest()
 
 
 def narrowed(lock: str, platform: Platform, uv: str, environment: dict[str, str]) -> list[str]:

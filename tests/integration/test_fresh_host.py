@@ -28,3 +28,11 @@ def test_check_mode_shows_all_of_it_and_writes_nothing(fleet):
     assert host.run("ls -d /opt/vllm-dflash /var/lib/vllm-dflash 2>/dev/null", check=False) == ""
     assert host.run("getent passwd vllm-dflash", check=False) == ""
     assert host.show("sglang.service", "MainPID") == before
+
+
+def test_preflight_looks_into_the_wheelhouse(fleet, tmp_path):
+    play = fleet.play("playbooks/preflight.yml", vllm_wheelhouse=str(tmp_path))
+    assert play.status != 0
+    output = " ".join(play.output.split())
+    assert f"{tmp_path} has no complete" in output, play.output
+    assert "Make it: ansible-playbook playbooks/wheelhouse.yml" in output

@@ -135,7 +135,7 @@ def venvs(host) -> list[str]:
 
 
 @pytest.mark.parametrize("bare", [["--no-outside"]], indirect=True)
-def test_without_a_way_out_and_interrupted(bare, small_lock):
+def test_without_a_way_out_and_interrupted(bare, small_lock, tmp_path):
     (host,) = bare.hosts
 
     # No wheels for this kind of host: refused with the command that makes them.
@@ -143,10 +143,27 @@ def test_without_a_way_out_and_interrupted(bare, small_lock):
     assert play.status != 0
     assert "Make it: ansible-playbook playbooks/wheelhouse.yml" in flat(play.output)
 
+    # Made before there was a swarm, it lacks libtorrent: not complete any more.
+    play = bare.play("playbooks/wheelhouse.yml", **small_lock | {"drafter_transport": "rsync"})
+    assert play.status == 0, play.output
+    play = bare.play(INSTALL, **small_lock)
+    assert "has no complete" in flat(play.output), play.output
+
     play = bare.play("playbooks/wheelhouse.yml", **small_lock)
     assert play.status == 0, play.output
     again = bare.play("playbooks/wheelhouse.yml", **small_lock)
     assert again.recap[host.name]["changed"] == 0, again.output
+
+    # On a machine that can't reach the hosts, the kind that the refusal named leads to the same folder.
+    (made,) = Path(small_lock["vllm_wheelhouse"]).iterdir()
+    kind = made.name.split("-", 1)[1]
+    elsewhere = {**small_lock, "vllm_wheelhouse": str(tmp_path / "elsewhere")}
+    bed("power-cut", host.bed, "gpu1")
+    play = bare.play("playbooks/wheelhouse.yml", **elsewhere, vllm_wheelhouse_kind=kind)
+    assert play.status == 0, play.output
+    there = tmp_path / "elsewhere" / made.name
+    assert {path.name for path in there.iterdir()} == {path.name for path in made.iterdir()}
+    bed("power-on", host.bed, "gpu1")
 
     # A disk that is too small: said so, and nothing under the name.
     host.run(f"mkdir -p {VENVS} && mount -t tmpfs -o size=24m tmpfs {VENVS}")

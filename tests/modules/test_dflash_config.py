@@ -37,6 +37,7 @@ def test_writes_once_and_then_changes_nothing(run_module, args):
     assert first["config"]["eagle_aux_hidden_state_layer_ids"] == [2, 17, 32, 47, 62]
     assert first["provenance"]["hidden_size"] == "tensors: rows of fc.weight"
     assert first["diff"]["before"] == ""
+    assert first["diff"]["before_header"] == f"{dest} (absent)"
     assert first["diff"]["after"] == dest.read_text()
     assert "ignores the drafter's sliding window" in str(first["warnings"])
     assert dest.stat().st_mode & 0o777 == 0o644

@@ -127,6 +127,9 @@ ACCOUNTED = {
     "ansible-playbook playbooks/wheelhouse.yml": By(
         f"{INTEGRATION}/test_install.py::test_without_a_way_out_and_interrupted"
     ),
+    "ansible-playbook playbooks/wheelhouse.yml -e vllm_wheelhouse_kind=cp311-manylinux_2_36_x86_64": By(
+        f"{INTEGRATION}/test_install.py::test_without_a_way_out_and_interrupted", ("vllm_wheelhouse_kind=",)
+    ),
     "ansible-playbook playbooks/calibrate.yml -e host=gpu3": By(
         f"{INTEGRATION}/test_calibrate.py::test_the_best_is_found_kept_and_written_down"
     ),

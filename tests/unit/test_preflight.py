@@ -7,7 +7,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 from dflash_rollout import preflight
 from dflash_rollout.errors import RolloutError
 from dflash_rollout.gpus import Gpu, GpuProcess
@@ -173,7 +175,7 @@ UNFIT = {
     ),
     "no rsync": (
         {"rsync": None},
-        "rsync: found none; expected rsync, which brings the drafter. What to do: apt install rsync.",
+        "rsync: found none; expected rsync: files come from the control node by it. What to do: apt install rsync.",
     ),
     "an old systemd": (
         {"systemd": 246},
@@ -515,3 +517,21 @@ def test_a_container_of_the_server_before_is_no_stranger():
     other = process(unit=None, cgroup="/docker/3f4cd", command="python3 other.py")
     (found,) = judge(host(processes=[inside, other]), wanted)
     assert "python3 other.py" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "target", "wheelhouse", "needed"),
+    [
+        ("url", "present", "", False),
+        ("url", "present", "/srv/wheels", True),
+        ("rsync", "present", "", True),
+        ("url", "swarm", "", True),
+    ],
+)
+def test_rsync_is_asked_for_where_something_comes_by_it(drafter, target, wheelhouse, needed):
+    role = yaml.safe_load((Path(__file__).parents[2] / "roles/gpu_host/vars/main.yml").read_text())
+    template = jinja2.Environment().from_string(role["__gpu_host_needs_rsync"])  # noqa: S701, no HTML
+    rendered = template.render(
+        drafter_transport=drafter, __gpu_host_target_transport=target, vllm_wheelhouse=wheelhouse
+    )
+    assert rendered == str(needed)

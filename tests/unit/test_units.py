@@ -44,6 +44,11 @@ def test_a_program_of_another_root_is_not_looked_for(line):
     assert units.parse_unit("x.service", f"{SHOW}{line}\n").program == ""
 
 
+def test_a_command_with_empty_lines_is_still_one_unit():
+    text = SHOW.replace("may-start", "a\n\nb may-start").replace("sglang.launch_server", "a\n\nb")
+    assert units.parse_unit("x.service", text).program == "/opt/sg lang/bin/python"
+
+
 def test_a_unit_that_is_not_there():
     unit = units.parse_unit("x.service", "LoadState=not-found\nActiveState=inactive\nMainPID=0\nJob=\n")
     assert (unit.load_state, unit.main_pid, unit.job, unit.guarded) == ("not-found", 0, 0, False)

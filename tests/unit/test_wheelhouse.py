@@ -9,7 +9,16 @@ import sys
 import pytest
 from dflash_rollout import wheelhouse
 from dflash_rollout.errors import RolloutError
-from dflash_rollout.wheelhouse import MANIFEST, Platform, build, judged, narrowed, platform_of
+from dflash_rollout.wheelhouse import (
+    MANIFEST,
+    Platform,
+    build,
+    judged,
+    lacking,
+    narrowed,
+    platform_called,
+    platform_of,
+)
 
 DEBIAN = Platform("3.11", "x86_64", 36)
 
@@ -36,6 +45,15 @@ def test_a_host_that_no_lock_fits(answer):
         judged("/usr/bin/python3", *answer)
     assert answer[0] in caught.value.found
     assert "vllm_python" in caught.value.remedy
+
+
+def test_a_kind_that_is_named_is_the_one_that_was_seen():
+    for platform in (DEBIAN, Platform("3.13", "aarch64", 41)):
+        assert platform_called(platform.key) == platform
+    for key in ("cp311", "cp311-win_amd64", "cp39-manylinux_2_36_x86_64", "cp311-manylinux_2_36_riscv64"):
+        with pytest.raises(RolloutError) as caught:
+            platform_called(key)
+        assert "Python" in caught.value.expected
 
 
 def test_this_interpreter():
@@ -74,6 +92,21 @@ def test_build_in_portions_and_once(tmp_path, monkeypatch):
     manifest = json.loads((tmp_path / "w" / MANIFEST).read_text())
     assert manifest["platform"] == DEBIAN.key
     assert len(manifest["files"]) == 2 * (wheelhouse.PORTION + 1)
+
+
+def test_a_lock_that_joins_later_makes_it_incomplete(tmp_path, monkeypatch):
+    """A new uv, or the libtorrent of a swarm: only that is downloaded, and what was there still counts."""
+    asked = []
+    monkeypatch.setattr(wheelhouse, "narrowed", lambda lock, *_: [lock])
+    monkeypatch.setattr(wheelhouse, "_download", lambda folder, requirements, *_: asked.extend(requirements))
+    folder = str(tmp_path / "w")
+    options = {"uv": "uv", "python": sys.executable, "environment": {}}
+    assert build(folder, ["vllm"], DEBIAN, **options) is True
+    assert lacking(folder, ["vllm", "libtorrent"]) == ["libtorrent"]
+    assert build(folder, ["vllm", "libtorrent"], DEBIAN, **options) is True
+    assert asked == ["vllm", "libtorrent"]
+    assert build(folder, ["vllm"], DEBIAN, **options) is False
+    assert lacking(folder, ["vllm", "libtorrent"]) == []
 
 
 def test_hashes_are_those_of_the_lock(tmp_path):
