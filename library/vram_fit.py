@@ -73,6 +73,12 @@ options:
       - Whether prefix caching is switched on. Linear attention then keeps one state more a request.
     type: bool
     default: false
+  graphs_set_aside:
+    description:
+      - Whether vLLM sets memory aside for its CUDA graphs. It doesn't with C(enforce-eager), or with
+        E(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0).
+    type: bool
+    default: true
 attributes:
   check_mode:
     support: full
@@ -110,12 +116,13 @@ table:
     target_gib: 25.07
     not_loaded_gib: 0.86
     drafter_gib: 1.73
-    workspace_gib: 2.29
-    cache_gib: 15.06
+    workspace_gib: 2.48
+    graphs_gib: 5.86
+    cache_gib: 9.02
     request_state_gib: 1.32
     token_kib: 50.0
-    requests_short: 10
-    requests_max_model_len: 5
+    requests_short: 6
+    requests_max_model_len: 3
     max_model_len: 32768
     max_num_seqs: 16
 lines:
@@ -152,6 +159,7 @@ def main() -> None:
             "max_num_batched_tokens": {"type": "int", "default": 8448},
             "language_model_only": {"type": "bool", "default": False},
             "prefix_caching": {"type": "bool", "default": False},
+            "graphs_set_aside": {"type": "bool", "default": True},
         },
         mutually_exclusive=[("drafter_weights", "drafter_tensors")],
         required_one_of=[("drafter_weights", "drafter_tensors")],
@@ -174,6 +182,7 @@ def main() -> None:
             max_num_batched_tokens=given["max_num_batched_tokens"],
             language_model_only=given["language_model_only"],
             prefix_caching=given["prefix_caching"],
+            graphs_set_aside=given["graphs_set_aside"],
         )
     except RolloutError as error:
         module.fail_json(msg=str(error))

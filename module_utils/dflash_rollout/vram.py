@@ -27,10 +27,17 @@ MIB = 2**20
 SHORT_TOKENS = 1024
 #: Tokens in a block of a model without linear attention, and the step in which hybrid blocks grow.
 BLOCK_TOKENS = 16
-#: CUDA context, NCCL, CUDA graphs. An estimate; nothing here is measured on the cards in question.
+#: What grows outside PyTorch while vLLM measures: 0.25 GiB on one H200 with a compile cache, 1.4 without one.
 FIXED_OVERHEAD = 1.25 * GIB
-#: By how much the estimate of graphs and workspace may be off on a GPU; the table shows what that costs.
+#: What vLLM sets aside for its CUDA graphs, for each layer of target and drafter. It reckons with the second graph
+#: times their number, and on an H200 came to 6.1 GiB (69 layers, no compile cache), 5.6 (with one) and 1.0 (17
+#: layers); the graphs themselves took 0.9 and 0.2 (docs/gpu-results.md, 14 and 15).
+GRAPHS_A_LAYER = 0.085 * GIB
+#: By how much the estimates of graphs and workspace may be off on a GPU; the table shows what that costs.
 MARGIN = 1 * GIB
+
+#: By this in vllm_service_environment vLLM leaves the cache what it would set aside.
+GRAPHS_KEPT_BY = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0"
 
 _ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
 _NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|audio_tower|multi_modal_projector)\.")
@@ -97,6 +104,7 @@ class Fit:
     not_loaded: int
     drafter: int
     workspace: int
+    graphs: int
     cache: int
     layout: CacheLayout
     max_model_len: int
@@ -126,6 +134,7 @@ class Fit:
             "not_loaded_gib": _gib(self.not_loaded),
             "drafter_gib": _gib(self.drafter),
             "workspace_gib": _gib(self.workspace),
+            "graphs_gib": _gib(self.graphs),
             "cache_gib": _gib(self.cache),
             "request_state_gib": _gib(self.layout.state_blocks * self.layout.block_bytes),
             "token_kib": round(self.layout.token_bytes / 1024, 1),
@@ -144,17 +153,18 @@ class Fit:
             (f"GPU memory {self.gpu_bytes / GIB:.2f} × utilization {self.utilization:g}", self.usable),
             ("target's weights", -self.target),
             ("drafter's weights", -self.drafter),
-            ("CUDA graphs and workspace (an estimate)", -self.workspace),
+            ("workspace (an estimate)", -self.workspace),
+            ("set aside by vLLM for CUDA graphs (an estimate)", -self.graphs),
             ("left for the cache", self.cache),
         ]
         state = self.layout.state_blocks * self.layout.block_bytes
         return [
             f"GiB on each of {self.tensor_parallel_size} GPU(s):",
-            *(f"  {label:<46}{size / GIB:>9.2f}" for label, size in rows),
+            *(f"  {label:<48}{size / GIB:>9.2f}" for label, size in rows),
             f"  a running request: {state / GIB:.2f} for its states (1 + {self.speculative_tokens} drafted), "
             f"{self.layout.token_bytes / 1024:.0f} KiB a token",
             f"  fit at a time: {short} requests of {SHORT_TOKENS:,} tokens, {full} of {self.max_model_len:,}",
-            f"  if the estimate is {MARGIN / GIB:.0f} GiB too low: {less_short} and {less_full}",
+            f"  if the estimates are {MARGIN / GIB:.0f} GiB too low: {less_short} and {less_full}",
         ]
 
     @property
@@ -249,8 +259,12 @@ def fit(
     max_num_batched_tokens: int = 8448,
     language_model_only: bool = False,
     prefix_caching: bool = False,
+    graphs_set_aside: bool = True,
 ) -> Fit:
     """The table for this pair on these GPUs (`gpu_memory_mib`: total of each, as nvidia-smi says it).
+
+    `graphs_set_aside` is false where vLLM keeps nothing for CUDA graphs: with enforce-eager, or with
+    VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 in its environment.
 
     Raises RolloutError when not even one request of max_model_len tokens fits, with what would.
     """
@@ -273,9 +287,10 @@ def fit(
     usable = int(gpu_bytes * gpu_memory_utilization)
     target = weight_bytes(loaded, tensor_parallel_size)
     draft = weight_bytes(drafter_tensors, tensor_parallel_size)
-    workspace = workspace_bytes(
-        text_section(target_config), drafter, tensor_parallel_size, max_num_batched_tokens, max_num_seqs
-    )
+    text = text_section(target_config)
+    workspace = workspace_bytes(text, drafter, tensor_parallel_size, max_num_batched_tokens, max_num_seqs)
+    layers = len(_layer_kinds(text)) + drafter.num_hidden_layers
+    graphs = int(layers * GRAPHS_A_LAYER) if graphs_set_aside else 0
     result = Fit(
         tensor_parallel_size=tensor_parallel_size,
         gpu_bytes=gpu_bytes,
@@ -285,7 +300,8 @@ def fit(
         not_loaded=sum(target_tensors[name].nbytes for name in skipped),
         drafter=draft,
         workspace=workspace,
-        cache=usable - target - draft - workspace,
+        graphs=graphs,
+        cache=usable - target - draft - workspace - graphs,
         layout=layout,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -296,10 +312,11 @@ def fit(
             f"not one request of {max_model_len:,} tokens fits into GPU memory",
             found=f"{result.cache / GIB:.2f} GiB left for the cache on each GPU "
             f"({usable / GIB:.2f} usable - {target / GIB:.2f} target - {draft / GIB:.2f} drafter "
-            f"- {workspace / GIB:.2f} workspace)",
+            f"- {workspace / GIB:.2f} workspace - {graphs / GIB:.2f} for CUDA graphs)",
             expected=f"{layout.blocks_of_request(max_model_len) * layout.block_bytes / GIB:.2f} GiB",
             remedy=(f"max-model-len up to {result.longest:,} fits; or " if result.longest else "")
-            + "fewer speculative tokens, a higher gpu-memory-utilization, or more GPUs",
+            + "fewer speculative tokens, a higher gpu-memory-utilization, or more GPUs"
+            + (f"; {GRAPHS_KEPT_BY}, if the graphs fit beside the cache" if graphs else ""),
         )
     return result
 
@@ -320,14 +337,25 @@ def workspace_bytes(
     max_num_batched_tokens: int,
     max_num_seqs: int,
 ) -> int:
-    """An estimate of activations, logits, CUDA graphs and libraries; vLLM measures it at start.
+    """An estimate of activations, logits and libraries; vLLM measures it at start.
 
-    Activations of the largest batch (both halves of the MLP, four residual-sized buffers, the taps), one
-    row of logits a request in 32 bit and a copy, and FIXED_OVERHEAD.
+    Live at the peak of vLLM's profile run, a token of the largest batch and in 16 bit (seen in PyTorch's own
+    history of Qwen3.6-27B on an H200, docs/gpu-results.md, 15: 1.87 GiB at 8448 tokens; this says 1.84): both
+    halves of the MLP and their product, what goes into a layer's attention and twice what comes out, the taps
+    and two states more. Beside these one row of logits a request in 32 bit and a copy, and FIXED_OVERHEAD.
     """
     hidden = _size(text, "hidden_size")
     inner = text.get("intermediate_size") or drafter.intermediate_size
-    a_token = 2 * (2 * inner // tensor_parallel_size + 4 * hidden + drafter.fc_columns)
+    if "linear_num_value_heads" in text:
+        values = _size(text, "linear_num_value_heads") * _size(text, "linear_value_head_dim")
+        keys = _size(text, "linear_num_key_heads") * _size(text, "linear_key_head_dim")
+        mixed = 2 * keys + 2 * values
+    else:
+        heads = _size(text, "num_attention_heads")
+        values = heads * (text.get("head_dim") or hidden // heads)
+        mixed = values + 2 * values * _size(text, "num_key_value_heads") // heads
+    split = 3 * inner + mixed + 2 * values
+    a_token = 2 * (split // tensor_parallel_size + drafter.fc_columns + 2 * hidden)
     logits = max_num_seqs * _size(text, "vocab_size") * 8
     return int(max_num_batched_tokens * a_token + logits + FIXED_OVERHEAD)
 

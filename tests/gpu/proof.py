@@ -535,14 +535,14 @@ def again(session: Session) -> None:
 def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
     """SIGKILL to the new server's main process in warm-up, or to its engine as soon as the port answers."""
     try:
-        end = time.monotonic() + 200
-        while time.monotonic() < end:
-            record = session.guest.read_json(f"{STATE}/switch/record.json") or {}
-            if record.get("state") == "NEW_STARTED":
-                break
+        record: dict = {}
+        while record.get("state") != "NEW_STARTED":
+            if session.left() < 20:
+                raise TimeoutError("no new server was started while there was time")
             time.sleep(0.05)
-        else:
-            return
+            record = session.guest.read_json(f"{STATE}/switch/record.json") or {}
+        # Only from here: staging and the old server's stop take what they take.
+        end = time.monotonic() + 200
         unit = record["new"]["unit"]
         while time.monotonic() < end:
             if when == "port answers":
@@ -562,16 +562,15 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
                 seen["gpu_at_kill"] = held
                 break
             time.sleep(0.1)
-        # Not sooner: before it runs, a unit has no group.
-        group = session.guest.run("systemctl", "show", "--value", "--property=ControlGroup", unit).strip()
-        # The second path is that of a machine with cgroups v1.
-        where = f"/sys/fs/cgroup{group}/cgroup.procs /sys/fs/cgroup/systemd{group}/cgroup.procs"
-        pids = session.guest.run("sh", "-c", f"cat {where} 2>/dev/null", check=False).split()
-        names = {pid: session.guest.run("cat", f"/proc/{pid}/cmdline", check=False)[:60] for pid in pids}
-        engine = [pid for pid, name in names.items() if "EngineCore" in name]
+        else:
+            raise TimeoutError(f"not within 200 s of its start: {when}")
         main = session.guest.run("systemctl", "show", "--value", "--property=MainPID", unit).strip()
-        victim = engine[0] if when == "port answers" and engine else main
-        seen.update(processes=names, victim=victim, at=time.time())
+        # By the name that vLLM gives it; nothing else in the guest has an engine.
+        engine = session.guest.run("pgrep", "--full", "VLLM::EngineCore", check=False).split()
+        if when == "port answers" and not engine:
+            raise RuntimeError("the port answers, and no process is called VLLM::EngineCore")
+        victim = engine[0] if when == "port answers" else main
+        seen.update(main=main, engine=engine, victim=victim, at=time.time())
         session.guest.kill(int(victim))
     except Exception:  # in a thread: the result has to say it
         seen["error"] = traceback.format_exc()

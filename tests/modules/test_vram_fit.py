@@ -37,7 +37,7 @@ def args(tmp_path):
 def test_table_for_the_real_pair(run_module, args):
     result = run_module("vram_fit", args, check=True)
     assert result["changed"] is False
-    assert result["table"]["requests_max_model_len"] == 5
+    assert result["table"]["requests_max_model_len"] == 3
     assert result["table"]["usable_gib"] == 44.15
     assert any("left for the cache" in line for line in result["lines"])
     assert "max-num-seqs 16 promises more" in str(result["warnings"])
