@@ -10,6 +10,7 @@ from .conftest import Fleet, _boot, bed
 
 pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
+WEIGHTS = "/opt/vllm-dflash/drafters/*/model.safetensors"
 UNITS = "systemctl list-units --no-legend --plain 'vllm-dflash@*' | cut -d ' ' -f 1"
 
 
@@ -22,6 +23,17 @@ def fleet(bootable, full_drafter):
         host.wait("curl -sf http://127.0.0.1:30000/v1/models")
     yield Fleet(hosts, full_drafter)
     bed("down", "site")
+
+
+def weights_in_memory(host) -> int:
+    """Bytes of the drafter's weights that are in the page cache, as util-linux counts them."""
+    return int(host.run(f"fincore --bytes --noheadings --output RES {WEIGHTS}"))
+
+
+def drop_weights(host) -> None:
+    """Take them out of it, and be sure that they are."""
+    host.run(f"sync {WEIGHTS}; dd if={WEIGHTS} iflag=nocache count=0 status=none")
+    assert weights_in_memory(host) < 1 << 20
 
 
 def completion(host) -> dict:
@@ -70,12 +82,16 @@ def test_one_command_takes_both_hosts_over(fleet):
 def test_second_run_changes_nothing_and_restarts_nothing(fleet):
     units = [host.run(UNITS) for host in fleet.hosts]
     before = [host.show(unit, "MainPID") for host, unit in zip(fleet.hosts, units, strict=True)]
+    for host in fleet.hosts:
+        drop_weights(host)
     play = fleet.play()
     assert play.status == 0, play.output
     assert {host.name: play.recap[host.name]["changed"] for host in fleet.hosts} == {
         host.name: 0 for host in fleet.hosts
     }, play.output
     assert [host.show(unit, "MainPID") for host, unit in zip(fleet.hosts, units, strict=True)] == before
+    for host in fleet.hosts:
+        assert weights_in_memory(host) < 1 << 20, "a run that changes nothing read weights"
 
 
 def test_check_mode_shows_nothing_on_deployed_hosts(fleet):
@@ -103,3 +119,16 @@ def test_rollback_brings_sglang_back_host_by_host(fleet):
         assert host.show("sglang.service", "ActiveState") == "active"
         assert host.run(UNITS) == ""
         assert completion(host)["choices"][0]["text"]
+
+
+def test_a_switch_begins_with_the_weights_in_memory(fleet):
+    host = fleet.hosts[0]
+    drop_weights(host)
+    # The machine may have less memory than a GPU host, and carries all hosts. The engine is simulated and reads none of the weights.
+    play = fleet.play("site.yml", "--limit", host.name, __switchover_warm_reserve_mib=512)
+    assert play.status == 0, play.output
+    assert host.show(host.run(UNITS), "ActiveState") == "active"
+    size = int(host.run(f"stat -c %s {WEIGHTS}"))
+    assert weights_in_memory(host) >= size
+    assert "GB of weights are in the page cache" in play.output
+    assert "left where it is" not in play.output
