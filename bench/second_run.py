@@ -148,7 +148,9 @@ def roll_out(bed: Bed, variables: dict) -> Play:
     """Take the hosts to vLLM; a run after that is uncounted, and the one that the empty play is made from."""
     if not any(bed.upper(host).joinpath("opt/vllm-dflash/releases").is_dir() for host in bed.hosts):
         for host in bed.hosts:
-            bed.ssh(host, "until curl -sf -o /dev/null http://127.0.0.1:30000/v1/models; do sleep 0.5; done")
+            bed.inside(
+                host, "until curl -sf -o /dev/null http://127.0.0.1:30000/v1/models; do sleep 0.5; done"
+            )
         # All at once, since how they get there isn't what is measured.
         first = play(bed, "site.yml", variables={**variables, "rollout_serial": len(bed.hosts)})
         print(f"roll-out: {first.seconds:.0f} s", flush=True)

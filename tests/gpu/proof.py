@@ -4,7 +4,7 @@
     proof.py pack --pair DIR [--into DIR] [--uv PROGRAM]      where packages can be had
     proof.py receive PIECES                                    on the GPU machine, once for each transfer
     proof.py prepare                                           there, once
-    proof.py run --out DIR [--until SECONDS] PHASE…            there; phases: rollout faults gate variants canonical
+    proof.py run --out DIR [--until SECONDS] PHASE…            there; phases: see README.md
 
 Standard library only, root, Python >= 3.11.
 """
@@ -41,6 +41,8 @@ BASE = Path("/srv/gpu-proof")
 MEMORY = BASE / "memory"
 DATA = MEMORY / "data"
 RELEASE = MEMORY / "release"
+# What train.py wrote, if it ran.
+TRAINED = DATA / "trained"
 # A rehearsal without a GPU has others: simulations, a venv, a system.
 LAYERS = os.environ.get("GPU_PROOF_LAYERS", f"{RELEASE}:{DATA}/tree:/").split(":")
 IMAGE_PYTHON = os.environ.get("GPU_PROOF_PYTHON", "/opt/torch/.venv/bin/python3")
@@ -176,10 +178,9 @@ class Session:
             about["not_as_locked"] = pack.differences(venv)
             begin = time.monotonic()
             probe = subprocess.run(
-                self.guest.command(
-                    f"/opt/vllm-dflash/venvs/{pack.lock_digest()}/bin/python", "-I", "-", "0.20.1",
-                ),
-                input=(REPO / "roles/vllm/files/probe.py").read_text(), capture_output=True, text=True, check=False,
+                self.guest.command(f"/opt/vllm-dflash/venvs/{venv.name}/bin/python", "-I", "-B", "-", "0.20.1"),
+                input=(REPO / "module_utils/dflash_rollout/venv_probe.py").read_text(),
+                capture_output=True, text=True, check=False,
             )  # fmt: skip
             about["probe"] = {
                 "rc": probe.returncode,
@@ -190,8 +191,8 @@ class Session:
         about["sudo"] = self.check_sudo()
         about["ensurepip"] = self.check_ensurepip()
         self.note("machine", **about)
-        if about.get("probe", {}).get("rc"):
-            raise SystemExit(f"the venv doesn't pass the role's probe: {about['probe']['stderr'][-600:]}")
+        if "probe" in about and '"faults": []' not in about["probe"]["said"]:
+            raise SystemExit(f"the venv doesn't pass the role's probe: {about['probe']}")
         log(f"guest up: {json.dumps({k: v for k, v in about.items() if k != 'not_as_locked'})[:1500]}")
         self.guest.run("systemctl", "enable", "--now", "sglang.service")
         log(f"stand-in ready after {self.wait_model(MODEL_ID, 90):.1f} s")
@@ -474,59 +475,60 @@ def gate(session: Session) -> None:
     session.note("gate", wrong_mask=found, serving_before=units[0], serving_after=units[1])
 
 
-def faults(session: Session) -> None:
-    """Back to the stand-in, two roll-outs that die (killed while warming up, crashed after the start), and one that doesn't."""
+def back(session: Session) -> None:
+    """`rollback.yml` to the stand-in, unless it still serves."""
     serving = session.guest.read_json(f"{STATE}/serving.json")
-    # Without a roll-out before it, the stand-in still serves: nothing to go back from.
-    if serving:
-        before = serving.get("previous") or {}
-        if before.get("unit") != "sglang.service":
-            raise RuntimeError(
-                f"the way back leads to {before.get('unit')}, not to the stand-in: run this before gate"
-            )
-        back = session.play("rollback", "playbooks/rollback.yml", TINY, 120)
-        session.note("faults", rollback=back)
-        if back["state"] != "CONFIRMED":
-            raise RuntimeError("the stand-in doesn't serve again")
-    for name, when in (("warmup", "engine holds memory"), ("started", "port answers")):
-        if session.left() < 60:
-            session.note("faults", **{name: "no time left"})
-            continue
-        seen: dict[str, object] = {}
-        killer = threading.Thread(target=_kill_new, args=(session, name, seen), daemon=True)
-        killer.start()
-        found = session.play(f"fault-{name}", "site.yml", TINY, 240)
-        killer.join(5)
-        left = session.guest.run(
-            "nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"
+    if not serving:
+        return
+    before = serving.get("previous") or {}
+    if before.get("unit") != "sglang.service":
+        raise RuntimeError(
+            f"the way back leads to {before.get('unit')}, not to the stand-in: run this before gate"
         )
-        units = session.guest.run(
-            "systemctl",
-            "list-units",
-            "--all",
-            "--plain",
-            "--no-legend",
-            "vllm-dflash@*",
-            "sglang*",
-            check=False,
-        )
-        survivors = session.guest.run("pgrep", "-af", "vllm serve|EngineCore", check=False)
-        session.note(
-            "faults",
-            **{
-                name: {
-                    "killed_when": when,
-                    "kill": seen,
-                    **found,
-                    "on_the_gpu_after": left.splitlines(),
-                    "units_after": units.splitlines(),
-                    "workers_after": survivors.splitlines(),
-                }
-            },
-        )
-    # What comes next wants the right drafter to serve.
-    again = session.play("again", "site.yml", TINY, 240) if session.left() > 120 else "no time left"
-    session.note("faults", again=again)
+    found = session.play("rollback", "playbooks/rollback.yml", TINY, 120)
+    session.note("back", rollback=found)
+    if found["state"] != "CONFIRMED":
+        raise RuntimeError("the stand-in doesn't serve again")
+
+
+def kill_warmup(session: Session) -> None:
+    """A roll-out whose new server is killed while it warms up."""
+    _killed(session, "kill_warmup", "engine holds memory")
+
+
+def kill_engine(session: Session) -> None:
+    """A roll-out whose new server loses its engine process as soon as the port answers."""
+    _killed(session, "kill_engine", "port answers")
+
+
+def _killed(session: Session, name: str, when: str) -> None:
+    seen: dict[str, object] = {}
+    killer = threading.Thread(target=_kill_new, args=(session, when, seen), daemon=True)
+    killer.start()
+    found = session.play(name, "site.yml", TINY, 240)
+    killer.join(5)
+    left = session.guest.run(
+        "nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"
+    )
+    words = "--all", "--plain", "--no-legend", "vllm-dflash@*", "sglang*"
+    units = session.guest.run("systemctl", "list-units", *words, check=False)
+    survivors = session.guest.run("pgrep", "-af", "vllm serve|EngineCore", check=False)
+    session.note(
+        name,
+        **{
+            "killed_when": when,
+            "kill": seen,
+            **found,
+            "on_the_gpu_after": left.splitlines(),
+            "units_after": units.splitlines(),
+            "workers_after": survivors.splitlines(),
+        },
+    )
+
+
+def again(session: Session) -> None:
+    """A roll-out that is left alone: what comes next wants the right drafter to serve."""
+    session.note("again", **session.play("again", "site.yml", TINY, 240))
 
 
 def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
@@ -542,7 +544,7 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
             return
         unit = record["new"]["unit"]
         while time.monotonic() < end:
-            if when == "started":
+            if when == "port answers":
                 try:
                     measure.ask(f"http://127.0.0.1:{PORT}", "/v1/models", timeout=1)
                     break
@@ -567,7 +569,7 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
         names = {pid: session.guest.run("cat", f"/proc/{pid}/cmdline", check=False)[:60] for pid in pids}
         engine = [pid for pid, name in names.items() if "EngineCore" in name]
         main = session.guest.run("systemctl", "show", "--value", "--property=MainPID", unit).strip()
-        victim = engine[0] if when == "started" and engine else main
+        victim = engine[0] if when == "port answers" and engine else main
         seen.update(processes=names, victim=victim, at=time.time())
         session.guest.kill(int(victim))
     except Exception:  # in a thread: the result has to say it
@@ -577,10 +579,8 @@ def _kill_new(session: Session, when: str, seen: dict[str, object]) -> None:
 def variants(session: Session) -> None:
     """Right and wrong configs of the same drafter, and none: same prompts, one server at a time.
 
-    `right` is the release that the roles made of TINY; the others are its files with one thing changed. All start
-    side by side on a card that holds them all, then each is measured alone.
+    `right` is the release that the roles made of TINY; the others are its files with one thing changed.
     """
-    serving = (session.guest.read_json(f"{STATE}/serving.json") or {}).get("serving") or {}
     # Not what serves: after a gate that went wrong this is the wrong one.
     mask = TINY["drafter_profile"]["mask_token_id"]  # type: ignore[index]
     configs = (session.guest.root / "opt/vllm-dflash/releases").glob("*/drafter/config.json")
@@ -594,11 +594,8 @@ def variants(session: Session) -> None:
     )
     if release is None:
         raise RuntimeError("no release to vary: run the phase rollout before")
-    for unit in (serving.get("unit"), "sglang.service"):
-        if unit:
-            session.guest.run("systemctl", "stop", unit, check=False)
     right = json.loads((release / "drafter/config.json").read_text())
-    flags = json.loads(_yaml_as_json(session, f"/opt/vllm-dflash/releases/{release.name}/vllm.yaml"))
+    weights = os.readlink(release / "drafter/model.safetensors")
     guess = [round(i * (12 - 1) / 4) for i in range(5)]
     changes: dict[str, dict | None] = {
         "none": None,
@@ -610,21 +607,99 @@ def variants(session: Session) -> None:
             "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in guess],
         },
     }
-    work = session.guest.root / "var/cache/vllm-dflash/variants"
+    drafters = {
+        name: None if change is None else (weights, {**right, **change}) for name, change in changes.items()
+    }
+    short = json.loads((DATA / "pair/prompt_ids.json").read_text())
+    loads = {
+        "one_at_a_time": (short, 256, 1),
+        "short": (measure.source_prompts(96, 200), 256, 16),
+        "long": (measure.source_prompts(48, 3000), 512, 16),
+    }
+    _side_by_side(session, "variants", release, drafters, loads)
+
+
+def trained(session: Session) -> None:
+    """The pair of train.py: its sliding drafter by site.yml, then no drafter, the full one and the sliding one side by side.
+
+    Inside the window: prompt and answer together are shorter than it. Beyond: the prompt alone is several windows long.
+    """
+    profiles = json.loads((TRAINED / "profiles.json").read_text())
+    window = profiles["drafter-sliding"]["sliding_window"]
+    found = session.play("trained", "site.yml", trained_pair("drafter-sliding"), 300)
+    text = (session.out / "ansible-trained.log").read_text()
+    warned = sorted(set(re.findall(r"[^\"'\n]*ignores the drafter's sliding window[^\"'\n]*", text)))
+    training = json.loads((TRAINED / "training.json").read_text())
+    session.note("trained", sliding=found, warned=warned, training=training, window=window)
+    if found["state"] != "CONFIRMED":
+        raise RuntimeError("not CONFIRMED")
+    unit = (session.guest.read_json(f"{STATE}/serving.json") or {})["serving"]["unit"]
+    name = unit.partition("@")[2].removesuffix(".service")
+    release = session.guest.root / "opt/vllm-dflash/releases" / name
+    drafters: dict[str, tuple[str, dict] | None] = {"none": None}
+    for name, profile in profiles.items():
+        told = session.out / f"profile-{name}.json"
+        told.write_text(json.dumps(profile))
+        rendered = subprocess.run(
+            [
+                *(sys.executable, "-m", "dflash_rollout.drafter_cli", "render", TRAINED / name),
+                *("--target", TRAINED / "target", "--profile", told),
+            ],
+            env={**os.environ, "PYTHONPATH": str(REPO / "module_utils")},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        drafters[name] = (f"{TRAINED}/{name}/model.safetensors", json.loads(rendered.stdout))
+    inside = window // 3
+    loads = {
+        "inside_the_window": (measure.source_prompts(96, inside), window - inside - 8, 16),
+        "beyond_the_window": (measure.source_prompts(96, 5 * window), 2 * window, 16),
+        "beyond_one_at_a_time": (measure.source_prompts(24, 5 * window), 2 * window, 1),
+    }
+    _side_by_side(session, "trained", release, drafters, loads)
+
+
+def trained_pair(drafter: str) -> dict[str, object]:
+    """Variables of the pair that train.py wrote, with one of its drafters."""
+    profile = json.loads((TRAINED / "profiles.json").read_text())[drafter]
+    return {
+        **TINY,
+        "drafter_source": f"{TRAINED}/{drafter}/model.safetensors",
+        "drafter_profile": profile,
+        "vllm_service_target": f"{TRAINED}/target",
+    }
+
+
+def _side_by_side(
+    session: Session,
+    phase: str,
+    release: Path,
+    drafters: dict[str, tuple[str, dict] | None],
+    loads: dict[str, tuple[list, int, int]],
+) -> None:
+    """Servers like a release's with other drafters (weights and config; None for none), all on one card, each measured alone.
+
+    What served is stopped before and started again after. loads: prompts, tokens of an answer, requests at a time.
+    """
+    serving = (session.guest.read_json(f"{STATE}/serving.json") or {}).get("serving") or {}
+    for unit in (serving.get("unit"), "sglang.service"):
+        if unit:
+            session.guest.run("systemctl", "stop", unit, check=False)
+    flags = json.loads(_yaml_as_json(session, f"/opt/vllm-dflash/releases/{release.name}/vllm.yaml"))
+    work = session.guest.root / f"var/cache/vllm-dflash/{phase}"
     ports = {}
     begin = time.time()
-    for number, (name, change) in enumerate(changes.items()):
+    for number, (name, drafter) in enumerate(drafters.items()):
         folder = work / name
         folder.mkdir(parents=True, exist_ok=True)
-        inside = f"/var/cache/vllm-dflash/variants/{name}"
+        inside = f"/var/cache/vllm-dflash/{phase}/{name}"
         mine = {key: value for key, value in flags.items() if key not in ("port", "speculative-config")}
         mine |= {"port": 31000 + number, "served-model-name": [name], "gpu-memory-utilization": 0.15}
         # Fixed, so that servers starting side by side don't measure one another.
         mine["kv-cache-memory-bytes"] = 4 << 30
-        if change is not None:
-            config = {key: value for key, value in {**right, **change}.items() if value is not None}
-            (folder / "config.json").write_text(json.dumps(config))
-            weights = os.readlink(release / "drafter/model.safetensors")
+        if drafter is not None:
+            weights, config = drafter
+            kept = {key: value for key, value in config.items() if value is not None}
+            (folder / "config.json").write_text(json.dumps(kept))
             if not (folder / "model.safetensors").is_symlink():
                 (folder / "model.safetensors").symlink_to(weights)
             mine["speculative-config"] = {**flags["speculative-config"], "model": inside}
@@ -632,63 +707,112 @@ def variants(session: Session) -> None:
         session.guest.run("chown", "-R", "vllm-dflash:vllm-dflash", inside)
         ports[name] = 31000 + number
         session.guest.run(
+            *("systemd-run", "--quiet", f"--unit={phase}-{name}", "--property=User=vllm-dflash"),
             *(
-                "systemd-run",
-                "--quiet",
-                f"--unit=variant-{name}",
-                "--property=User=vllm-dflash",
                 "--property=KillMode=control-group",
+                "--property=PrivateTmp=yes",
+                "--property=TimeoutStopSec=10",
             ),
             f"--property=EnvironmentFile=/opt/vllm-dflash/releases/{release.name}/environment",
-            *("--property=PrivateTmp=yes", "--property=TimeoutStopSec=10"),
             *(f"--setenv={pair}" for pair in os.environ.get("GPU_PROOF_SETENV", "").split()),
             f"--setenv=PATH=/opt/vllm-dflash/releases/{release.name}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
-            *(
-                f"/opt/vllm-dflash/releases/{release.name}/venv/bin/vllm",
-                "serve",
-                "--config",
-                f"{inside}/vllm.yaml",
-            ),
+            *(f"/opt/vllm-dflash/releases/{release.name}/venv/bin/vllm", "serve", "--config"),
+            f"{inside}/vllm.yaml",
         )
     for name, port in ports.items():
         try:
-            session.wait_model(name, 150, port, f"variant-{name}.service")
+            session.wait_model(name, 150, port, f"{phase}-{name}.service")
         except RuntimeError as error:
-            session.note("variants", **{name: {"error": str(error)}})
-    log(f"variants started after {time.time() - begin:.1f} s")
-    short = json.loads((DATA / "pair/prompt_ids.json").read_text())
-    more = measure.source_prompts(96, 200)
-    long = measure.source_prompts(48, 3000)
+            session.note(phase, **{name: {"error": str(error)}})
+    log(f"{phase} started after {time.time() - begin:.1f} s")
     texts: dict[str, list[str]] = {}
     for name, port in ports.items():
         base = f"http://127.0.0.1:{port}"
-        if session.left() < 25 or name in session.results.get("variants", {}):
+        if session.left() < 25 or name in session.results.get(phase, {}):
             continue
         with session.quiet():
-            measure.load(base, name, short[:4], 64, 1)
-            found = {
-                "one_at_a_time": measure.load(base, name, short, 256, 1),
-                "short": measure.load(base, name, more, 256, 16),
-                "long": measure.load(base, name, long, 512, 16),
-            }
-        texts[name] = found["one_at_a_time"]["texts"]
+            prompts, tokens, _ = next(iter(loads.values()))
+            measure.load(base, name, prompts[:4], min(tokens, 64), 1)
+            found = {part: measure.load(base, name, *load) for part, load in loads.items()}
+        texts[name] = next(iter(found.values()))["texts"]  # type: ignore[assignment]
         for part in found.values():
             part.pop("texts")
         reference = texts.get("none")
         if reference:
-            found["same_text_as_without"] = sum(a == b for a, b in zip(texts[name], reference, strict=True))
-        session.note("variants", **{name: found})
-        log(f"variant {name}: {json.dumps(found)[:700]}")
+            found["same_text_as_without"] = sum(a == b for a, b in zip(texts[name], reference, strict=True))  # type: ignore[assignment]
+        session.note(phase, **{name: found})
+        log(f"{phase} {name}: {json.dumps(found)[:700]}")
     for name in ports:
-        session.guest.run("systemctl", "stop", f"variant-{name}.service", check=False)
+        session.guest.run("systemctl", "stop", f"{phase}-{name}.service", check=False)
     # As it was: the next phase rolls out from a server that answers.
     unit = serving.get("unit") or "sglang.service"
     session.guest.run("systemctl", "start", unit, check=False)
     if session.left() < 90:
-        session.note("variants", server_again="started, not waited for: no time left")
+        session.note(phase, server_again="started, not waited for: no time left")
         return
     seconds = session.wait_model(serving.get("model_id") or MODEL_ID, 120, unit=unit)
-    session.note("variants", server_again=f"{unit} answers after {seconds:.1f} s")
+    session.note(phase, server_again=f"{unit} answers after {seconds:.1f} s")
+
+
+def calibrate(session: Session) -> None:
+    """playbooks/calibrate.yml: without a drafter, and two numbers of drafted tokens, at 1 and 16 requests."""
+    pair = trained_pair("drafter") if TRAINED.exists() else TINY
+    chosen = "/root/calibrated.yml"
+    variables = {
+        **pair,
+        "calibrate_num_speculative_tokens": [3],
+        "calibrate_concurrencies": [1, 16],
+        "calibrate_file": chosen,
+    }
+    found = session.play("calibrate", "playbooks/calibrate.yml", variables, 420)
+    written = session.guest.run("cat", chosen, check=False)
+    session.note("calibrate", **found, file=written.splitlines())
+
+
+STARTS = {
+    "as rendered": "",
+    "engine forked": "Environment=VLLM_WORKER_MULTIPROC_METHOD=fork",
+}
+
+
+def starts(session: Session) -> None:
+    """What serves is restarted, twice for each of STARTS in turn: seconds to the port and to the first completion."""
+    serving = (session.guest.read_json(f"{STATE}/serving.json") or {})["serving"]
+    unit, model = serving["unit"], serving["model_id"]
+    dropin = session.guest.root / f"run/systemd/system/{unit}.d/90-proof.conf"
+    rows = []
+    try:
+        for name, line in [*STARTS.items()] * 2:
+            if session.left() < 100:
+                rows.append({"start": name, "error": "no time left"})
+                continue
+            session.guest.run("mkdir", "-p", f"/run/systemd/system/{unit}.d")
+            text = f"[Service]\n{line}\n"
+            session.guest.run(
+                "sh", "-c", f"printf '%b' \"$1\" > /run/systemd/system/{unit}.d/{dropin.name}", "sh", text
+            )
+            session.guest.run("systemctl", "daemon-reload")
+            session.guest.run("systemctl", "stop", unit, timeout=60)
+            since, begin = time.time(), time.monotonic()
+            session.guest.run("systemctl", "start", unit, timeout=60)
+            ready = session.wait_model(model, 240, unit=unit)
+            words = {"model": model, "prompt": "import ", "max_tokens": 8, "temperature": 0}
+            measure.ask(f"http://127.0.0.1:{PORT}", "/v1/completions", words, timeout=60)
+            first = time.monotonic() - begin
+            rows.append(
+                {
+                    "start": name,
+                    "ready_s": round(ready, 2),
+                    "first_completion_s": round(first, 2),
+                    "phases": session.phases_of_start(unit, since),
+                }
+            )
+            log(f"start {name}: ready {ready:.1f} s, first completion {first:.1f} s")
+            session.note("starts", rows=rows)
+    finally:
+        session.guest.run("rm", "-rf", f"/run/systemd/system/{unit}.d")
+        session.guest.run("systemctl", "daemon-reload")
+    session.note("starts", rows=rows)
 
 
 def _yaml_as_json(session: Session, path: str) -> str:
@@ -858,10 +982,16 @@ def bisect(session: Session) -> None:
 # In this order: after `gate` the server before is the rejected one, and there is no way back to the stand-in.
 PHASES = {
     "rollout": rollout,
-    "faults": faults,
+    "back": back,
+    "kill_warmup": kill_warmup,
+    "kill_engine": kill_engine,
+    "again": again,
     "gate": gate,
     "variants": variants,
+    "trained": trained,
     "canonical": canonical,
+    "calibrate": calibrate,
+    "starts": starts,
     "sandbox": sandbox,
     "bisect": bisect,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import second_run
-from common import Play, machine, network, table
+from common import Bed, Play, machine, network, table
 from transfers import transfer_start
 
 HOSTS = ["a", "b", "c"]
@@ -43,6 +45,25 @@ def results(plays: list[dict]) -> Counter[str]:
                 runs = eval(when, {"inventory_hostname": host}) if isinstance(when, str) else when  # noqa: S307
                 counted[kind if runs else "skipped"] += 1
     return counted
+
+
+BENCH = Path(second_run.__file__).parent
+
+
+@pytest.mark.parametrize("path", sorted(BENCH.glob("*.py")), ids=lambda path: path.name)
+def test_a_bench_asks_a_bed_only_for_what_it_has(path):
+    # They run by hand, so a name that a merge took away would show only there.
+    has = set(dir(Bed)) | {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(Bed)))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    asked = {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "bed"
+    }
+    assert asked <= has
 
 
 @pytest.mark.parametrize(

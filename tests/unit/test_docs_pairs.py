@@ -48,7 +48,7 @@ def test_the_commands_say_what_the_page_says(models, capsys):
         assert wanted in said
     assert drafter_cli.main(render) == 1
     refusal = " ".join(capsys.readouterr().err.split())
-    quoted = re.search(r"names what no source knows:\n```\n(.*?)\n```", DOC, re.DOTALL)[1]
+    quoted = re.search(r"names what no source knows:\n```text\n(.*?)\n```", DOC, re.DOTALL)[1]
     assert quoted in refusal
 
 
