@@ -177,7 +177,8 @@ def test_without_room_nothing_is_read(on_disk, monkeypatch, priority):
 
 
 def test_the_limit_ends_a_call_and_the_next_goes_on(on_disk):
-    path = on_disk("model.safetensors", 2 * PIECE)
+    # The kernel reads ahead of one read, on some disks by 8 MiB, and goes on with that after it.
+    path = on_disk("model.safetensors", 6 * PIECE)
     ticks = iter(range(1000))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -189,8 +190,8 @@ def test_the_limit_ends_a_call_and_the_next_goes_on(on_disk):
     assert "MB/s" in first["msg"]
     second = warm(path)
     assert second["finished"]
-    assert PIECE <= first["resident_bytes"] < second["resident_bytes"] == 2 * PIECE
-    assert second["read_bytes"] <= PIECE
+    assert PIECE <= first["resident_bytes"] < second["resident_bytes"] == 6 * PIECE
+    assert 0 < second["read_bytes"] <= 6 * PIECE - first["resident_bytes"]
 
 
 def test_a_dry_look_reads_nothing(on_disk):
