@@ -134,7 +134,7 @@ def test_a_switch_begins_with_the_weights_in_memory(fleet):
     host = fleet.hosts[0]
     drop_weights(host)
     # The engine is simulated and reads no weights. A small machine has no 8 GiB to leave alone.
-    play = fleet.play("site.yml", "--limit", host.name, __switchover_warm_reserve_mib=512)
+    play = fleet.play("site.yml", "--limit", host.name, switchover_warm_reserve_mib=512)
     assert play.status == 0, play.output
     assert host.show(host.run(UNITS), "ActiveState") == "active"
     size = int(host.run(f"stat -c %s {WEIGHTS}"))
