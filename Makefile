@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 READY := .venv/.ready
 BED := python3 tests/testbed/bed.py
-BENCH ?= header_cost second_run one_host transfer_faults distribution
+BENCH ?= header_cost page_cache second_run one_host transfer_faults distribution
 
 .PHONY: help venv lint test test-unit molecule faults demo demo-down bench release lock lock-vllm lock-check docs
 

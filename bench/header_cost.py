@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pagecache import PAGE, drop, resident
+from page_cache import PAGE, drop, resident
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "tests")]

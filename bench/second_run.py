@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from common import ROOT, Bed, Play, booted, machine, play, save, table
-from pagecache import PAGE, drop, resident
+from page_cache import PAGE, drop, resident
 
 RUNS = 3
 #: A drafter's header and what the kernel reads ahead of it. More than that means that weights were read.

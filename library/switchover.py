@@ -210,6 +210,11 @@ would_refuse:
     (the new unit, a drop-in) counts as missing.
   type: str
   returned: in check mode
+old_class:
+  description: What the program takes the old server for, none, stopped, proved (by completions) or unproven. Null where it
+    would refuse.
+  type: str
+  returned: in check mode
 """
 
 from ansible.module_utils.basic import AnsibleModule

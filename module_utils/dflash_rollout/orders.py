@@ -75,7 +75,7 @@ def order_switch(
             "finished": True,
             "outcome": "WOULD_SWITCH",
             "would": would,
-            "would_refuse": _would_refuse(store, order),
+            **_foreseen(store, order),
             "diff": diff,
         }
     _hand_over(store, order)
@@ -103,12 +103,13 @@ def _serves(store: Store, new: dict, settings: dict) -> bool:
     return proof.prove(new, completions=1, timeout_s=settings["proof_timeout_s"]).proved
 
 
-def _would_refuse(store: Store, order: dict) -> str | None:
+def _foreseen(store: Store, order: dict) -> dict:
+    """Why the program would refuse the order as things are now, if it would, and what it takes the old server for."""
     try:
-        Switchover(store).check(order)
+        facts = Switchover(store).check(order)
     except RolloutError as refusal:
-        return str(refusal)
-    return None
+        return {"would_refuse": str(refusal), "old_class": None}
+    return {"would_refuse": None, "old_class": facts["old_class"]}
 
 
 def _hand_over(store: Store, order: dict) -> None:

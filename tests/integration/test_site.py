@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 
 import pytest
 
@@ -11,6 +12,15 @@ from .conftest import Fleet, _boot, bed
 
 pytestmark = [pytest.mark.booted, pytest.mark.real_vllm]
 
+WEIGHTS = "/opt/vllm-dflash/drafters/*/model.safetensors"
+# Pages that are not written yet would stay.
+DROP = """
+import os, sys
+for path in sys.argv[1:]:
+    with open(path, "rb") as stream:
+        os.fdatasync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+"""
 UNITS = "systemctl list-units --no-legend --plain 'vllm-dflash@*' | cut -d ' ' -f 1"
 
 
@@ -23,6 +33,17 @@ def fleet(bootable, full_drafter):
         host.wait("curl -sf http://127.0.0.1:30000/v1/models")
     yield Fleet(hosts, full_drafter)
     bed("down", "site")
+
+
+def weights_in_memory(host) -> int:
+    """Bytes of the drafter's weights that are in the page cache, as util-linux counts them."""
+    return int(host.run(f"fincore --bytes --noheadings --output RES {WEIGHTS}"))
+
+
+def drop_weights(host) -> None:
+    """Take them out of it, and be sure that they are."""
+    host.run(f"python3 -c {shlex.quote(DROP)} {WEIGHTS}")
+    assert weights_in_memory(host) == 0
 
 
 def completion(host) -> dict:
@@ -71,12 +92,16 @@ def test_one_command_takes_both_hosts_over(fleet):
 def test_second_run_changes_nothing_and_restarts_nothing(fleet):
     units = [host.run(UNITS) for host in fleet.hosts]
     before = [host.show(unit, "MainPID") for host, unit in zip(fleet.hosts, units, strict=True)]
+    for host in fleet.hosts:
+        drop_weights(host)
     play = fleet.play()
     assert play.status == 0, play.output
     assert {host.name: play.recap[host.name]["changed"] for host in fleet.hosts} == {
         host.name: 0 for host in fleet.hosts
     }, play.output
     assert [host.show(unit, "MainPID") for host, unit in zip(fleet.hosts, units, strict=True)] == before
+    for host in fleet.hosts:
+        assert weights_in_memory(host) < 1 << 20, "a run that changes nothing read weights"
 
 
 def test_check_mode_shows_nothing_on_deployed_hosts(fleet):
@@ -106,3 +131,19 @@ def test_rollback_brings_sglang_back_host_by_host(fleet):
         assert host.show("sglang.service", "ActiveState") == "active"
         assert host.run(UNITS) == ""
         assert completion(host)["choices"][0]["text"]
+
+
+def test_a_switch_begins_with_the_weights_in_memory(fleet):
+    host = fleet.hosts[0]
+    drop_weights(host)
+    # The engine is simulated and reads no weights. A small machine has no 8 GiB to leave alone.
+    play = fleet.play("site.yml", "--limit", host.name, switchover_warm_reserve_mib=512)
+    assert play.status == 0, play.output
+    assert host.show(host.run(UNITS), "ActiveState") == "active"
+    # The last line is the end; those before it say how far the reading is.
+    said = re.findall(r"(\S+ GB) of (\S+ GB) of weights are in the page cache", play.output)
+    assert said, play.output
+    assert said[-1][0] == said[-1][1]
+    assert "left where it is" not in play.output
+    # Nearly all of it is still there after the switch; the kernel may take some back for others.
+    assert weights_in_memory(host) > int(host.run(f"stat -c %s {WEIGHTS}")) / 2, play.output

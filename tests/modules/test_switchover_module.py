@@ -144,6 +144,7 @@ def test_check_mode_writes_nothing(run_module, host):
     assert result["changed"] is True
     assert result["would"] == "switch from sglang.service to vllm-dflash@a.service"
     assert "LoadState=not-found" in result["would_refuse"]
+    assert result["old_class"] is None
     assert "sglang.service" in result["diff"]["before"]
     assert not state.exists()
 

@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from dflash_rollout import orders
 from dflash_rollout import store as store_module
 from dflash_rollout.gpus import GpuProcess
 from dflash_rollout.store import SERVER_SPEC, SETTINGS_SPEC, complete
@@ -228,6 +229,32 @@ def test_an_unproven_old_server_can_be_accepted(bed):
     record = bed.switch(accept_unproven_old=True)
     assert record["state"] == "CONFIRMED"
     assert record["outage_s"] is None, "it was out before"
+
+
+@pytest.mark.parametrize(
+    ("state", "answer", "accepted", "old_class"),
+    [
+        ("active", None, False, "proved"),
+        ("active", "/v1/completions answered 500", True, "unproven"),
+        ("active", "/v1/completions answered 500", False, None),
+        ("inactive", None, False, "stopped"),
+    ],
+)
+def test_check_mode_says_whether_the_old_server_still_serves(
+    bed, monkeypatch, state, answer, accepted, old_class
+):
+    monkeypatch.setattr(orders, "Store", lambda state_dir: bed.store)
+    monkeypatch.setattr(orders, "Switchover", lambda store: Switchover(store, bed.host))
+    bed.old.state, bed.old.answer = state, answer if answer else bed.old.answer
+    order = {key: bed.order[key] for key in ("old", "new", "settings")}
+    order["settings"]["accept_unproven_old"] = accepted
+    failed, result = orders.order_switch(
+        check_mode=True, **order, state_dir=bed.store.state_dir, id=None, follow_timeout=0
+    )
+    assert (failed, result["outcome"], result["old_class"]) == (False, "WOULD_SWITCH", old_class)
+    assert (result["would_refuse"] is None) is (old_class is not None)
+    assert bed.host.signals == []
+    assert bed.store.order() is None
 
 
 def test_a_process_on_another_gpu_is_not_in_the_way(bed):
