@@ -93,7 +93,8 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.dflash_rollout.errors import RolloutError
 from ansible.module_utils.dflash_rollout.model_file import stamped_digest
-from ansible.module_utils.dflash_rollout.safetensors import known_header, read_checkpoint, read_remote_header
+from ansible.module_utils.dflash_rollout.remote_header import read_remote_header
+from ansible.module_utils.dflash_rollout.safetensors import known_header, read_checkpoint
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from . import acceptance_prompts as prompts
+from .acceptance_record import BELOW, NOT_DRAFTING, NOT_JUDGED, OFF, PASSED, goes_back, kept, path_of
 from .errors import RolloutError
-from .files import read_json, write_json
+from .files import write_json
 from .metrics_text import Sample, parse
 from .proof import Deadline, NoProof, ask, ask_json, model_ids
 from .store import SERVER_SPEC, Store, complete
 
-PASSED, BELOW, NOT_DRAFTING, NOT_JUDGED, OFF = "passed", "below", "not drafting", "not judged", "off"
 LEFT_OUT = "left out"  # of one set: it says nothing of this server, and wouldn't the next time
 # The worst of the sets is the verdict.
 _WORST_FIRST = (NOT_DRAFTING, BELOW, NOT_JUDGED, PASSED)
@@ -305,48 +305,6 @@ def measure(server: dict, window: int | None, tokens: int, timeout_s: float) -> 
 # ---- the gate ----------------------------------------------------------------------------------------------
 
 
-def path_of(state_dir: str, release: str) -> str:
-    """Where the measurement of a release is kept."""
-    return os.path.join(state_dir, "acceptance", f"{release}.json")
-
-
-def _read(state_dir: str, release: str) -> dict | None:
-    path = path_of(state_dir, release)
-    try:
-        return read_json(path)
-    except ValueError as error:
-        raise RolloutError(f"{path} can't be read", found=str(error), remedy="remove it") from error
-
-
-def taken_back(state_dir: str, serving: dict | None) -> str:
-    """Why the release before doesn't serve any more, if the gate is why; else empty."""
-    release = ((serving or {}).get("previous") or {}).get("release")
-    record = _read(state_dir, release) if serving and release else None
-    if record is None or not _goes_back(record["mode"], record["verdict"]):
-        return ""
-    if record["way_back"] != serving["serving"]["unit"]:
-        return ""
-    return (
-        f"Release {release} doesn't serve because of how it drafts: {record['text']}. Mend its config or the "
-        "reference, and switch again."
-    )
-
-
-def _goes_back(mode: str, verdict: str) -> bool:
-    return mode == "enforce" and verdict in (BELOW, NOT_DRAFTING)
-
-
-def kept(state_dir: str, serving: dict | None) -> dict | None:
-    """The kept measurement of what serves, or None. Raises RolloutError for one that can't be read."""
-    release = ((serving or {}).get("serving") or {}).get("release")
-    if not release:
-        return None
-    record = _read(state_dir, release)
-    # The same release after another switch has to show again what it can do.
-    same = record is not None and record["switch_id"] == (serving or {}).get("switch_id")
-    return record if same else None
-
-
 def gate(
     *,
     check_mode: bool,
@@ -430,7 +388,7 @@ def gate(
         "commit": {basis["key"]: {"lengths": used, "conditions": conditions, "at": measured_at}}
         if commit
         else {},
-        "roll_back": _goes_back(mode, verdict),
+        "roll_back": goes_back(mode, verdict),
     }
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from . import units
 from .errors import RolloutError
+from .files import locked
 from .gate import OUR_UNITS
 from .store import Store
-from .venv import locked
 
 DIGEST = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 REMOVED = re.compile(r"\..*\.removed")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import http.client
 import json
 import math
 import os
@@ -19,7 +18,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import download
 from .errors import RolloutError
 from .files import read_json, write_json
 
@@ -115,46 +113,12 @@ def read_header(path: str) -> Header:
     descriptor = _open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
-        return _header(path, size, lambda length, offset: _pread(path, descriptor, length, offset))
+        return header_of(path, size, lambda length, offset: _pread(path, descriptor, length, offset))
     finally:
         os.close(descriptor)
 
 
-def read_remote_header(url: str, headers: dict[str, str]) -> Header:
-    """The header of the safetensors file at `url`, by two requests for a part; `headers` go with them.
-
-    Raises RolloutError as read_header does, and where the server can't be reached, refuses, or sends no parts.
-    """
-    shown = download.shown_url(url)
-
-    def fetch(length: int, offset: int) -> tuple[int, bytes]:
-        try:
-            total, chunks = download.fetch_range(url, headers, offset, offset + length)
-            data = b""
-            for chunk in chunks:
-                data += chunk
-                if len(data) >= length:  # a server may send more than it was asked for
-                    break
-            if len(data) < min(length, total - offset):
-                raise ConnectionError("the connection ended early")
-            return total, data[:length]
-        except download.DownloadError as error:
-            raise RolloutError(str(error)) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise RolloutError(
-                f"{shown} can't be reached",
-                found=str(error) or type(error).__name__,
-                remedy="see whether this host has a route to it, and whether its certificate is known here",
-            ) from error
-
-    size, head = fetch(512, 0)
-    # Most of a request is its way there: the first one brings what a damaged file is told by as well.
-    return _header(
-        shown, size, lambda length, offset: head[:length] if offset == 0 else fetch(length, offset)[1]
-    )
-
-
-def _header(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
+def header_of(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
     """The header of a file of `size` bytes of which `read(length, offset)` returns a part."""
     head = read(min(size, 512), 0)
     length = _header_length(name, head, size)

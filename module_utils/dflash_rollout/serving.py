@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from . import acceptance, containers, proof, servers, units
-from .detection import Found, detect
+from . import acceptance_record, containers, proof, servers, units
 from .errors import RolloutError
 from .files import read_json
 from .gate import OUR_UNITS, RUN_DIR, STATE_DIR
 from .store import Store
 from .switch_state import CONFIRMED, END_STATES, REFUSED, ROLLED_BACK, STRANDED, seconds_in_states
+
+if TYPE_CHECKING:
+    from .detection import Found
 
 PROGRAM_UNIT = "llm-switchover.service"
 # Below the state: there from before a host is drained until it is back in its pool, also if the play was lost between.
@@ -40,12 +43,13 @@ def inspect_serving(
     """
     store = Store(state_dir, run_dir)
     state = store.serving() or {"serving": None, "previous": None}
-    looked = _look(state["serving"], unit, runtime, port)
+    looked = None if state["serving"] else _look(unit, runtime, port)
+    refusal = looked.refusal if looked else None
     record = store.record()
     # Asked without a word before the first commit: what served when the last switch began.
     known = state["serving"] or (record["old"] if record and not unit and not port else None)
     server = known or {
-        **(looked.server or {"unit": None}),
+        **((looked and looked.server) or {"unit": None}),
         "port": port,
         "host": host,
         "model_id": None,
@@ -67,14 +71,14 @@ def inspect_serving(
         "unit": {**asdict(found), "running": found.running, "runtime": servers.runtime(server)}
         if found
         else None,
-        "refusal": looked.refusal,
-        "adopt": looked.adopt,
+        "refusal": refusal,
+        "adopt": looked.adopt if looked else None,
         "listeners": rows,
         "listens_in_unit": bool(rows) and all(row["own"] for row in rows),
         "model_ids": None,
         "switch": record and {**record, "seconds": seconds_in_states(record)},
         "switch_running": store.running() is not None,
-        "acceptance": acceptance.kept(state_dir, state),
+        "acceptance": acceptance_record.kept(state_dir, state),
         "way_back": way_back(store),
         "drafter": drafter_of(releases, record, state["serving"]),
         "out_of_pool": os.path.exists(os.path.join(state_dir, OUT_OF_POOL)),
@@ -93,7 +97,7 @@ def inspect_serving(
     if found is not None and found.running and not result.get("proof", {"proved": True})["proved"]:
         unproved = _unproved(server, port, result["proof"]["problem"], rows, units.listens_at(members))
     proved = result.get("proof", {}).get("proved", False)
-    result["advice"] = advice(store, server, found, unproved, looked.refusal, proved)
+    result["advice"] = advice(store, server, found, unproved, refusal, proved)
     return result
 
 
@@ -105,7 +109,7 @@ def way_back(store: Store) -> dict | None:
     state = store.serving()
     if state is None or state["previous"] is None:
         return None
-    rejected = acceptance.taken_back(store.state_dir, state)
+    rejected = acceptance_record.taken_back(store.state_dir, state)
     return {
         "unit": state["previous"]["unit"],
         "problem": rejected or servers.startable(state["previous"]),
@@ -131,10 +135,11 @@ def drafter_of(releases: str | None, record: dict | None, serving: dict | None) 
     return None if facts is None else {"release": release, **facts, "config": config}
 
 
-def _look(serving: dict | None, unit: str | None, runtime: str, port: int | None) -> Found:
+def _look(unit: str | None, runtime: str, port: int | None) -> Found:
     """What serves where no switch was confirmed yet: as it was named, or as it is found."""
-    if serving is not None:
-        return Found()
+    # Where a switch was confirmed, which is nearly always, nobody waits until this is compiled.
+    from .detection import Found, detect
+
     found = Found({"unit": unit, "runtime": runtime}) if unit else detect(port) if port else Found()
     if found.server is not None and servers.is_container(found.server):
         try:
@@ -197,7 +202,7 @@ def advice(
         return unproved
     if record is not None and record["state"] in (ROLLED_BACK, REFUSED):
         return f"The last switch ended {record['state']}: {record['cause']} Mend that and switch again."
-    return acceptance.taken_back(store.state_dir, store.serving())
+    return acceptance_record.taken_back(store.state_dir, store.serving())
 
 
 def start_at_boot(store: Store) -> str:

@@ -68,16 +68,12 @@ class Host:
     listeners = staticmethod(units.listeners)
     journal_cursor = staticmethod(units.journal_cursor)
     boot_id = staticmethod(units.boot_id)
+    now = staticmethod(units.boot_seconds)
     gpus = staticmethod(query_gpus)
     gpu_processes = staticmethod(query_processes)
     not_ready = staticmethod(proof.not_ready)
     prove = staticmethod(proof.prove)
     sleep = staticmethod(time.sleep)
-
-    @staticmethod
-    def now() -> float:
-        """Seconds since boot. It counts a suspend and doesn't know of clock jumps."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     @staticmethod
     def wall() -> str:

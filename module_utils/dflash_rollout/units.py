@@ -209,6 +209,11 @@ def journal_tail(unit: str, cursor: str | None = None, lines: int = 30) -> list[
     return [line.rstrip() for line in run(command).stdout.splitlines() if line.strip()][-lines:]
 
 
+def boot_seconds() -> float:
+    """Seconds since boot. It counts a suspend and doesn't know of clock jumps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def boot_id() -> str:
     """The kernel's id of this boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:

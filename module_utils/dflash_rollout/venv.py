@@ -7,7 +7,6 @@ cache stays, so that nothing that arrived travels twice.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +14,6 @@ import pkgutil
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -24,7 +22,7 @@ from . import gpus
 # Imported so that Ansible packs it; what runs is its source, on the standard input of the venv's Python.
 from . import venv_probe as _packed  # noqa: F401
 from .errors import RolloutError
-from .files import fsync_directory, write_atomically
+from .files import fsync_directory, locked, write_atomically
 from .preflight import numbers
 
 PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
@@ -127,17 +125,6 @@ def ensure(wanted: Wanted) -> dict:
     if wanted.find_links:
         shutil.rmtree(wanted.find_links)
     return {"changed": True, "warnings": warnings, "found": found}
-
-
-@contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """Hold the one lock of installs and of garbage collection, waiting for it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def remove_partials(wanted: Wanted) -> list[str]:

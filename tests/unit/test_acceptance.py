@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from dflash_rollout import acceptance
+from dflash_rollout import acceptance, acceptance_record
 from dflash_rollout.acceptance import (
     BELOW,
     LEFT_OUT,
@@ -312,7 +312,7 @@ class Bench:
 
     @property
     def record(self):
-        path = Path(acceptance.path_of(str(self.directory), "r1"))
+        path = Path(acceptance_record.path_of(str(self.directory), "r1"))
         return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -347,12 +347,12 @@ def test_a_canary_measures_and_commits(bench):
 
 def test_the_second_run_asks_nothing_and_changes_nothing(bench):
     bench.references = bench.gate()["commit"]
-    before = Path(acceptance.path_of(str(bench.directory), "r1")).stat()
+    before = Path(acceptance_record.path_of(str(bench.directory), "r1")).stat()
     for check_mode in (False, True):
         found = bench.gate(check_mode=check_mode)
         assert (found["changed"], found["verdict"], found["commit"]) == (False, PASSED, {})
         assert bench.state["asked"] == []
-    assert Path(acceptance.path_of(str(bench.directory), "r1")).stat() == before
+    assert Path(acceptance_record.path_of(str(bench.directory), "r1")).stat() == before
 
 
 @pytest.mark.parametrize(
@@ -532,14 +532,14 @@ def test_status_says_why_a_release_was_taken_back(bench):
     back = {"serving": sglang, "previous": bench.server, "switch_id": "switch-2"}
     bench.state["length"] = 2.73
     bench.gate(reference={"short": 4.2, "long": 4.0})
-    assert acceptance.taken_back(state, back) == "", "observing takes nothing back"
+    assert acceptance_record.taken_back(state, back) == "", "observing takes nothing back"
     bench.gate(mode="enforce", reference={"short": 4.2, "long": 4.0})
-    assert "acceptance length 2.73, at least 3.78" in acceptance.taken_back(state, back)
+    assert "acceptance length 2.73, at least 3.78" in acceptance_record.taken_back(state, back)
     # Not while it serves, and not after a switch from it to something else.
-    assert acceptance.taken_back(state, serving) == ""
+    assert acceptance_record.taken_back(state, serving) == ""
     other = {"unit": "vllm-dflash@r2.service", "release": "r2"}
-    assert acceptance.taken_back(state, {**back, "serving": other}) == ""
-    assert acceptance.taken_back(state, None) == ""
+    assert acceptance_record.taken_back(state, {**back, "serving": other}) == ""
+    assert acceptance_record.taken_back(state, None) == ""
 
 
 def test_only_what_serves_is_measured(bench):
@@ -551,10 +551,10 @@ def test_what_is_kept_belongs_to_the_switch_that_serves(bench):
     bench.gate()
     serving = json.loads((bench.directory / "serving.json").read_text())
     state = str(bench.directory)
-    assert acceptance.kept(state, serving) == bench.record
-    assert acceptance.kept(state, {**serving, "switch_id": "another"}) is None
-    assert acceptance.kept(state, {**serving, "serving": {"unit": "sglang.service"}}) is None
-    assert acceptance.kept(state, None) is None
-    Path(acceptance.path_of(state, "r1")).write_text("{")
+    assert acceptance_record.kept(state, serving) == bench.record
+    assert acceptance_record.kept(state, {**serving, "switch_id": "another"}) is None
+    assert acceptance_record.kept(state, {**serving, "serving": {"unit": "sglang.service"}}) is None
+    assert acceptance_record.kept(state, None) is None
+    Path(acceptance_record.path_of(state, "r1")).write_text("{")
     with pytest.raises(RolloutError, match="can't be read"):
-        acceptance.kept(state, serving)
+        acceptance_record.kept(state, serving)

@@ -15,13 +15,13 @@ import safetensors
 import safetensors.numpy
 from dflash_rollout import download
 from dflash_rollout.errors import RolloutError
+from dflash_rollout.remote_header import read_remote_header
 from dflash_rollout.safetensors import (
     Header,
     Tensor,
     known_header,
     read_checkpoint,
     read_header,
-    read_remote_header,
     tensors_from_json,
 )
 from hypothesis import given, settings

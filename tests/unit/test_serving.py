@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from dflash_rollout import serving
+from dflash_rollout import detection, serving
 from dflash_rollout.containers import EngineSilent
 from dflash_rollout.detection import Found
 from dflash_rollout.errors import RolloutError
@@ -78,19 +78,18 @@ def test_a_release_that_the_gate_rejected_is_no_way_back(tmp_path, monkeypatch):
 
 
 def test_what_is_named_is_not_looked_for(monkeypatch):
-    monkeypatch.setattr(serving, "detect", None)
-    assert serving._look(None, "x.service", "systemd", 30000).server == {
+    monkeypatch.setattr(detection, "detect", None)
+    assert serving._look("x.service", "systemd", 30000).server == {
         "unit": "x.service",
         "runtime": "systemd",
     }
-    assert serving._look({"unit": "vllm"}, None, "systemd", 30000).server is None
-    assert serving._look(None, None, "systemd", None).server is None
+    assert serving._look(None, "systemd", None).server is None
 
 
 def test_what_is_not_named_is_found(monkeypatch):
     found = Found(refusal="no")
-    monkeypatch.setattr(serving, "detect", lambda port: found)
-    assert serving._look(None, None, "systemd", 30000) is found
+    monkeypatch.setattr(detection, "detect", lambda port: found)
+    assert serving._look(None, "systemd", 30000) is found
 
 
 def test_a_container_that_can_not_be_switched_is_refused_before_the_order(monkeypatch):
@@ -98,7 +97,7 @@ def test_a_container_that_can_not_be_switched_is_refused_before_the_order(monkey
         raise RolloutError("it is removed as soon as it stops")
 
     monkeypatch.setattr(serving.servers, "check_container", check)
-    found = serving._look(None, "sglang", "docker", 30000)
+    found = serving._look("sglang", "docker", 30000)
     assert found.server == {"unit": "sglang", "runtime": "docker"}
     assert "removed" in found.refusal
 
@@ -107,7 +106,7 @@ def test_a_container_that_can_not_be_switched_is_refused_before_the_order(monkey
 
     monkeypatch.setattr(serving.servers, "check_container", silent)
     with pytest.raises(EngineSilent):
-        serving._look(None, "sglang", "docker", 30000)
+        serving._look("sglang", "docker", 30000)
 
 
 @pytest.mark.parametrize(
