@@ -244,7 +244,7 @@ def test_check_mode_says_whether_the_old_server_still_serves(
     bed, monkeypatch, state, answer, accepted, old_class
 ):
     monkeypatch.setattr(orders, "Store", lambda state_dir: bed.store)
-    monkeypatch.setattr(orders, "Switchover", lambda store: Switchover(store, bed.host))
+    monkeypatch.setattr("dflash_rollout.switchover.Switchover", lambda store: Switchover(store, bed.host))
     bed.old.state, bed.old.answer = state, answer if answer else bed.old.answer
     order = {key: bed.order[key] for key in ("old", "new", "settings")}
     order["settings"]["accept_unproven_old"] = accepted
