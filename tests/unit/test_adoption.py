@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 from dflash_rollout import adoption
@@ -209,4 +210,8 @@ def test_a_real_process_below_a_shell():
         os.kill(found.pid, 9)
         shell.wait()
         shell.stdout.close()
+    # A killed process is there until the kernel is done with it.
+    deadline = time.monotonic() + 20
+    while adoption.look(worker, "alice") is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert adoption.look(worker, "alice") is None
