@@ -1,7 +1,7 @@
-"""Installs on hosts that have nothing: without a way out and interrupted in every way, and the second lock of the real vLLM.
+"""Installs on hosts that have nothing and no way out: interrupted in every way, and a whole lock of the real vLLM.
 
-The release layer of the other tests is the first lock from the registry, by the same role. What goes through the wheelhouse
-here is a small lock: a few of the real wheels, and simulated wheels of vLLM and torch, big enough to be interrupted.
+The release layer of the other tests is the first lock from the registry, by the same role. What is interrupted here is
+the install of a small lock: a few of the real wheels, and simulated wheels of vLLM and torch, big enough for that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -213,12 +214,20 @@ def test_without_a_way_out_and_interrupted(bare, small_lock, tmp_path):
     os.environ.get("CI") != "true" and "SECOND_LOCK" not in os.environ,
     reason="downloads 4 GB more: set SECOND_LOCK=1 (CI does it)",
 )
-@pytest.mark.parametrize("bare", [[]], indirect=True)
-def test_the_second_lock_honours_the_window(bare, tmp_path):
-    """vLLM 0.26.0 from the registry, its launch check cold: the drafter's four windows are built as windows."""
-    host = bare.hosts[0]
-    play: Play = bare.play(INSTALL, vllm_version=SECOND)
-    assert play.status == 0, play.output
+@pytest.mark.parametrize("bare", [["--no-outside"]], indirect=True)
+def test_the_second_lock_from_a_wheelhouse_honours_the_window(bare, tmp_path):
+    """Every real wheel of vLLM 0.26.0 by way of the control node; its launch check, cold, builds the drafter's four windows."""
+    (host,) = bare.hosts
+    variables = {"vllm_version": SECOND, "vllm_wheelhouse": str(tmp_path / "wheelhouse")}
+    for playbook in ("playbooks/wheelhouse.yml", INSTALL):
+        begun = time.monotonic()
+        play: Play = bare.play(playbook, **variables)
+        assert play.status == 0, play.output
+        print(f"{playbook}: {time.monotonic() - begun:.0f} s")
+    size = sum(path.stat().st_size for path in Path(variables["vllm_wheelhouse"]).rglob("*.whl"))
+    shutil.rmtree(variables["vllm_wheelhouse"])
+    assert size > 2e9
+    assert host.run("ls /opt/vllm-dflash/wheelhouse") == ""
     python = host.run(f"ls -d {VENVS}/*/bin/python")
     result = launch_check(host, tmp_path, python)
     assert not result["failed"], result
