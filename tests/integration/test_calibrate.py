@@ -77,7 +77,8 @@ def test_the_best_is_found_kept_and_written_down(fleet):
     host = fleet.hosts[0]
     faults(host)
     wrong = [{"mask_token_id": 248069}]
-    play = fleet.play("playbooks/calibrate.yml", host=host.name, calibrate_drafter_profiles=wrong, **QUICK)
+    more = {"calibrate_drafter_profiles": wrong, "calibrate_max_num_seqs": [8]}
+    play = fleet.play("playbooks/calibrate.yml", host=host.name, **more, **QUICK)
     assert play.status == 0, play.output
     print(play.output[-4000:])
     text = FILE.read_text()
@@ -90,6 +91,10 @@ def test_the_best_is_found_kept_and_written_down(fleet):
     assert float(lengths["15 tokens"]) == pytest.approx(4.2, abs=0.15)
     assert float(lengths["15 tokens, mask_token_id 248069"]) == pytest.approx(2.73, abs=0.15)
     assert lengths["no drafter"] == "-"
+    # Sixteen clients of a server that answers eight at a time: the others wait.
+    at_16 = {name: float(line.split()[-4]) for name, line in rows.items()}
+    assert at_16["no drafter, 8 at once"] < 0.7 * at_16["no drafter"]
+    assert "7 tokens, 8 at once" in at_16
     state = serving(host)
     assert state["previous"]["unit"] == "sglang.service", "the way back leads past all trials"
     served = json.loads(host.run(f"cat /opt/vllm-dflash/releases/{state['serving']['release']}/release.json"))
