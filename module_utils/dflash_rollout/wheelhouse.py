@@ -14,7 +14,7 @@ import subprocess
 from dataclasses import dataclass
 
 from .errors import RolloutError
-from .files import read_text, write_json
+from .files import read_json, write_json
 
 MANIFEST = "wheelhouse.json"
 PORTION = 12  # requirements a call of pip; it keeps a portion only when all of it is there
@@ -119,8 +119,7 @@ def lacking(folder: str, locks: list[str]) -> list[str]:
 
 
 def _held(folder: str) -> list[str]:
-    manifest = read_text(os.path.join(folder, MANIFEST))
-    return [] if manifest is None else json.loads(manifest).get("locks", [])
+    return (read_json(os.path.join(folder, MANIFEST)) or {}).get("locks", [])
 
 
 def _digest(lock: str) -> str:
