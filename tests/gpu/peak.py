@@ -15,7 +15,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "module_utils"))
+
+from dflash_rollout.launch_probe import parse
 
 BEGIN = "PEAK "
 
@@ -67,8 +72,6 @@ def main() -> None:
 
     import torch
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.cli.serve import ServeSubcommand
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.gpu_worker import Worker
@@ -96,16 +99,10 @@ def main() -> None:
             requested=int(worker.requested_memory),
         )
         print(BEGIN + json.dumps(found), flush=True)
-        sys.stdout.flush()
         os._exit(0)
 
     GPUModelRunner.profile_run, Worker.determine_available_memory = recorded, ended
-    parser = FlexibleArgumentParser()
-    serve = ServeSubcommand()
-    serve.subparser_init(parser.add_subparsers(dest="subparser"))
-    arguments = parser.parse_args(["serve", "--config", given.config])
-    if arguments.model_tag is not None:
-        arguments.model = arguments.model_tag
+    arguments = parse(given.config)
     arguments.enforce_eager = given.eager
     LLMEngine.from_engine_args(AsyncEngineArgs.from_cli_args(arguments))
     raise SystemExit("the engine started without measuring its memory")

@@ -31,6 +31,7 @@ sys.path.insert(0, str(REPO / "module_utils"))
 
 import measure  # noqa: E402
 import pack  # noqa: E402
+import peak  # noqa: E402
 from dflash_rollout.switch_state import seconds_in_states  # noqa: E402
 from guest import SSH_PORT, Guest  # noqa: E402
 
@@ -684,7 +685,8 @@ def _side_by_side(
     for unit in (serving.get("unit"), "sglang.service"):
         if unit:
             session.guest.run("systemctl", "stop", unit, check=False)
-    flags = json.loads(_yaml_as_json(session, f"/opt/vllm-dflash/releases/{release.name}/vllm.yaml"))
+    where = f"/opt/vllm-dflash/releases/{release.name}"
+    flags = json.loads(_yaml_as_json(session, f"{where}/vllm.yaml"))
     work = session.guest.root / f"var/cache/vllm-dflash/{phase}"
     ports = {}
     begin = time.time()
@@ -707,17 +709,9 @@ def _side_by_side(
         session.guest.run("chown", "-R", "vllm-dflash:vllm-dflash", inside)
         ports[name] = 31000 + number
         session.guest.run(
-            *("systemd-run", "--quiet", f"--unit={phase}-{name}", "--property=User=vllm-dflash"),
-            *(
-                "--property=KillMode=control-group",
-                "--property=PrivateTmp=yes",
-                "--property=TimeoutStopSec=10",
-            ),
-            f"--property=EnvironmentFile=/opt/vllm-dflash/releases/{release.name}/environment",
-            *(f"--setenv={pair}" for pair in os.environ.get("GPU_PROOF_SETENV", "").split()),
-            f"--setenv=PATH=/opt/vllm-dflash/releases/{release.name}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
-            *(f"/opt/vllm-dflash/releases/{release.name}/venv/bin/vllm", "serve", "--config"),
-            f"{inside}/vllm.yaml",
+            *("systemd-run", "--quiet", f"--unit={phase}-{name}", *_as_release(where)),
+            *("--property=KillMode=control-group", "--property=TimeoutStopSec=10"),
+            *(f"{where}/venv/bin/vllm", "serve", "--config", f"{inside}/vllm.yaml"),
         )
     for name, port in ports.items():
         try:
@@ -815,6 +809,21 @@ def starts(session: Session) -> None:
     session.note("starts", rows=rows)
 
 
+def _path_of(where: str) -> str:
+    """PATH as the unit sets it, of the release in this folder."""
+    return f"PATH={where}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
+
+
+def _as_release(where: str) -> list[str]:
+    """Options of systemd-run: the user and the environment of the release in this folder, and what a rehearsal adds."""
+    return [
+        *("--property=User=vllm-dflash", "--property=PrivateTmp=yes"),
+        f"--property=EnvironmentFile={where}/environment",
+        *(f"--setenv={pair}" for pair in os.environ.get("GPU_PROOF_SETENV", "").split()),
+        f"--setenv={_path_of(where)}",
+    ]
+
+
 def _yaml_as_json(session: Session, path: str) -> str:
     venv = f"/opt/vllm-dflash/venvs/{pack.lock_digest()}/bin/python"
     return session.guest.run(
@@ -867,17 +876,15 @@ def memory(session: Session) -> None:
             session.note("memory", **{name: {"error": "no time left"}})
             continue
         said = session.guest.run(
-            *("systemd-run", "--quiet", "--wait", "--pipe", "--property=User=vllm-dflash"),
-            *("--property=PrivateTmp=yes", f"--property=EnvironmentFile={where}/environment"),
-            f"--setenv=PATH={where}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
+            *("systemd-run", "--quiet", "--wait", "--pipe", *_as_release(where)),
             *("sh", "-c", 'exec "$@" 2>&1', "sh"),
             *(f"{where}/venv/bin/python", str(HERE / "peak.py"), f"{where}/vllm.yaml", *options),
             check=False,
             timeout=session.left() - 20,
         )
         (session.out / f"memory-{name}.log").write_text(said)
-        lines = [line for line in said.splitlines() if line.startswith("PEAK ")]
-        found = json.loads(lines[-1].removeprefix("PEAK ")) if lines else {"error": said[-3000:]}
+        lines = [line for line in said.splitlines() if line.startswith(peak.BEGIN)]
+        found = json.loads(lines[-1].removeprefix(peak.BEGIN)) if lines else {"error": said[-3000:]}
         session.note("memory", **{name: found})
         log(f"memory {name}: {json.dumps(found)[:6000]}")
     session.guest.run("systemctl", "start", unit, check=False)
@@ -975,9 +982,7 @@ def bisect(session: Session) -> None:
         (folder / "environment").write_text(text.replace("/var/cache/vllm-dflash", inside))
         session.guest.run("chown", "-R", "vllm-dflash:vllm-dflash", "/var/cache/vllm-dflash")
         properties = [*base, *extra, f"EnvironmentFile={inside}/environment", "TimeoutStopSec=10"]
-        properties.append(
-            f"Environment=PATH={where}/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
-        )
+        properties.append(f"Environment={_path_of(where)}")
         session.guest.run(
             "systemd-run", "--quiet", f"--unit=bisect-{name}", *(f"--property={one}" for one in properties),
             f"{where}/venv/bin/vllm", "serve", "--config", f"{inside}/vllm.yaml",
