@@ -81,7 +81,7 @@ def main() -> None:
                 measured.append(measure(bed, bed.hosts[:count], transport, drafter))
                 print(details(measured[-1:], bound).splitlines()[-1], flush=True)
     save(
-        "distribution",
+        f"distribution-{args.rate}",
         f"S = {drafter.size:,} bytes, B = {args.rate} for every cable.\n\n"
         f"{pivot(measured, bound)}\n\n{details(measured, bound)}",
         rate=args.rate,

@@ -21,6 +21,8 @@ STAGES = ("config", "drafting", "requests")
 OFF = "no drafter"
 #: Requests of each client in one measurement, and at least so many in all.
 ROUNDS, LEAST = 2, 8
+#: Two candidates nearer to each other than this are as fast: a second run may turn them round.
+TIE = 0.02
 
 
 # ---- what to try -------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def plan(
     """
     base = candidate(f"{drafted} tokens")
     drafting = [result for result in results if result["speculation"]]
-    best = max(drafting, key=_mean, default=base)
+    best = _fastest(drafting) if drafting else base
     if stage == "config":
         wanted = [base]
         for profile in configs:
@@ -113,6 +115,12 @@ def _mean(result: dict) -> float:
     return _geometric(list(rates(result).values())) if "loads" in result else 0.0
 
 
+def _fastest(results: list[dict]) -> dict:
+    """Of those that are as fast as the fastest, the first: the inventory is measured first, and what changes most last."""
+    fastest = max(map(_mean, results))
+    return next(result for result in results if _mean(result) >= fastest * (1 - TIE))
+
+
 def ratios(result: dict, off: dict) -> dict[int, float]:
     """Concurrency → how many times as fast as without a drafter."""
     base = rates(off)
@@ -143,11 +151,12 @@ def crossing_text(result: dict, off: dict) -> str:
 def choose(results: list[dict], margin: float) -> dict:
     """{"best", "off", "gain", "kept", "text", "table"}: the fastest that drafts, and whether it is to be kept.
 
-    How fast is the geometric mean of tokens per second over the loads, each of them counting the same. It is kept
+    How fast is the geometric mean of tokens per second over the loads, each of them counting the same. Of candidates
+    that differ by less than TIE the one measured first is the fastest, so that noise changes no inventory. It is kept
     when it beats serving without a drafter (at its own best) by `margin`.
     """
-    off = max((result for result in results if not result["speculation"]), key=_mean)
-    best = max((result for result in results if result["speculation"]), key=_mean)
+    off = _fastest([result for result in results if not result["speculation"]])
+    best = _fastest([result for result in results if result["speculation"]])
     gain = _geometric(list(ratios(best, off).values()))
     kept = gain >= 1 + margin
     verdict = f"{best['name']}: {gain:.2f} times as fast as without a drafter, over all loads"

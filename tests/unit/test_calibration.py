@@ -98,6 +98,17 @@ def test_it_is_compared_with_no_drafter_at_its_own_best():
     assert calibration.choose([OFF, better, SEVEN], 0.0)["off"] == better
 
 
+@pytest.mark.parametrize(("faster", "best"), [(1.01, "7 tokens"), (1.05, "7 tokens, 8 at once")])
+def test_what_is_as_fast_within_the_noise_changes_nothing(faster, best):
+    rates = calibration.rates(SEVEN)
+    more = result("7 tokens, 8 at once", {load: rate * faster for load, rate in rates.items()})
+    assert calibration.choose([OFF, SEVEN, more], 0.05)["best"]["name"] == best
+    slower_off = result("no drafter, 8 at once", calibration.rates(OFF), speculation=False)
+    assert calibration.choose([OFF, SEVEN, slower_off], 0.05)["off"] == OFF
+    [planned, _] = calibration.plan("requests", configs=[], results=[OFF, SEVEN, more], **FEW)
+    assert planned["name"] == f"{best}, 8 at once"
+
+
 def test_only_variables_that_change_are_written_and_each_of_them_whole():
     base = {
         "args": {"max-num-seqs": 16, "tensor-parallel-size": 2},
