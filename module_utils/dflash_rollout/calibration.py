@@ -155,7 +155,7 @@ def choose(results: list[dict], margin: float) -> dict:
     that differ by less than TIE the one measured first is the fastest, so that noise changes no inventory. It is kept
     when it beats serving without a drafter (at its own best) by `margin`.
     """
-    off = _fastest([result for result in results if not result["speculation"]])
+    off = max((result for result in results if not result["speculation"]), key=_mean)
     best = _fastest([result for result in results if result["speculation"]])
     gain = _geometric(list(ratios(best, off).values()))
     kept = gain >= 1 + margin

@@ -93,8 +93,8 @@ def test_the_best_is_found_kept_and_written_down(fleet):
     assert lengths["no drafter"] == "-"
     # Sixteen clients of a server that answers four at a time: the others wait.
     at_16 = {name: float(row[1]) for name, row in rows.items()}
-    for name in ("no drafter", "7 tokens"):
-        assert at_16[f"{name}, 4 at once"] < 0.8 * at_16[name]
+    assert at_16["no drafter, 4 at once"] < 0.7 * at_16["no drafter"]
+    assert at_16["7 tokens, 4 at once"] < 0.8 * at_16["7 tokens"]
     state = serving(host)
     assert state["previous"]["unit"] == "sglang.service", "the way back leads past all trials"
     served = json.loads(host.run(f"cat /opt/vllm-dflash/releases/{state['serving']['release']}/release.json"))

@@ -103,8 +103,8 @@ def test_what_is_as_fast_within_the_noise_changes_nothing(faster, best):
     rates = calibration.rates(SEVEN)
     more = result("7 tokens, 8 at once", {load: rate * faster for load, rate in rates.items()})
     assert calibration.choose([OFF, SEVEN, more], 0.05)["best"]["name"] == best
-    slower_off = result("no drafter, 8 at once", calibration.rates(OFF), speculation=False)
-    assert calibration.choose([OFF, SEVEN, slower_off], 0.05)["off"] == OFF
+    as_fast_off = result("no drafter, 8 at once", calibration.rates(OFF), speculation=False)
+    assert calibration.choose([OFF, SEVEN, as_fast_off], 0.05)["off"] == OFF
     [planned, _] = calibration.plan("requests", configs=[], results=[OFF, SEVEN, more], **FEW)
     assert planned["name"] == f"{best}, 8 at once"
 
