@@ -34,6 +34,7 @@ AES = "aes128-gcm@openssh.com"
 ARGUMENT_SPEC = {
     "files": {"type": "list", "elements": "dict", "required": True},
     "superseded": {"type": "list", "elements": "str", "default": []},
+    "limit_s": {"type": "int", "default": 7200},
 }
 
 
@@ -66,7 +67,7 @@ class ActionModule(ActionBase):
         sent = 0
         for file in ready["missing"]:
             try:
-                sent += self._send(file, local, ready["aes"])
+                sent += self._send(file, local, ready["aes"], options["limit_s"])
             except _RsyncFailed as error:
                 return {**result, "failed": True, "msg": str(error), "sent_bytes": sent}
         placed = self._module(
@@ -112,30 +113,24 @@ class ActionModule(ActionBase):
         at = command.index(option("ssh_executable") or "ssh") + 1
         return command[:at] + own + command[at:], environment
 
-    def _send(self, file: dict, local: bool, aes: bool) -> int:
+    def _send(self, file: dict, local: bool, aes: bool, limit_s: int) -> int:
         """Bytes that went out for one file. Goes on where a broken connection stopped it."""
-        environment = {}
-        # --inplace keeps what arrived under a name that isn't the final one; a second copy, as --partial-dir makes it on
-        # resuming, would need twice the space. --ignore-times: only contents count.
-        command = ["rsync", "--inplace", "--ignore-times", "--copy-links", "--no-compress", "--outbuf=L"]
-        command += ["--info=progress2,stats2", f"--timeout={IO_TIMEOUT_S}"]
-        target = file["incoming"]
-        if not local:
-            rsh, environment = self._rsh(aes)
-            host = self._connection.get_option("host")
-            command += ["--rsh", shlex.join(rsh), "--protect-args"]
-            target = f"[{host}]:{target}" if ":" in host else f"{host}:{target}"
-        if local:
-            command.append("--no-whole-file")
-        command += ["--", file["source"], target]
+        # The host ends what runs there by itself: a control node that fell off the network can't, and TCP may notice in hours.
+        command, environment = self._rsync(file, local, aes, f"timeout --kill-after=5 {limit_s} rsync")
+        end = time.monotonic() + limit_s
         sent = 0
         for attempt in range(1, ATTEMPTS + 1):
-            code, output, errors = self._follow(command, environment, file)
+            code, output, errors = self._follow(command, environment, file, end)
             found = re.search(r"Total bytes sent: ([\d,.]+)", output)
             sent += int(re.sub(r"\D", "", found[1])) if found else 0
             if code == 0:
                 return sent
             reason = " / ".join(errors.strip().splitlines()[-3:]) or f"exit status {code}"
+            if time.monotonic() >= end:
+                raise _RsyncFailed(
+                    f"{file['source']} was not sent within {limit_s} s (transfer_limit). "
+                    "What to do: run again, it goes on with what arrived; raise the limit where the link is that slow."
+                )
             if code not in BROKEN or attempt == ATTEMPTS:
                 raise _RsyncFailed(
                     f"{file['source']} could not be sent. Found: {reason}. "
@@ -147,8 +142,27 @@ class ActionModule(ActionBase):
             time.sleep(2 * attempt)
         raise AssertionError("not reached")
 
-    def _follow(self, command: list[str], environment: dict[str, str], file: dict) -> tuple[int, str, str]:
-        """Run rsync, say every few seconds how far it is, and don't outlive the playbook."""
+    def _rsync(self, file: dict, local: bool, aes: bool, there: str) -> tuple[list[str], dict[str, str]]:
+        """The command for one file, with what it needs in its environment; `there` is what runs on the host."""
+        environment = {}
+        # --inplace keeps what arrived under a name that isn't the final one; a second copy, as --partial-dir makes it on
+        # resuming, would need twice the space. --ignore-times: only contents count.
+        command = ["rsync", "--inplace", "--ignore-times", "--copy-links", "--no-compress", "--outbuf=L"]
+        command += ["--info=progress2,stats2", f"--timeout={IO_TIMEOUT_S}"]
+        target = file["incoming"]
+        if not local:
+            rsh, environment = self._rsh(aes)
+            host = self._connection.get_option("host")
+            command += ["--rsh", shlex.join(rsh), "--protect-args", f"--rsync-path={there}"]
+            target = f"[{host}]:{target}" if ":" in host else f"{host}:{target}"
+        if local:
+            command.append("--no-whole-file")
+        return [*command, "--", file["source"], target], environment
+
+    def _follow(
+        self, command: list[str], environment: dict[str, str], file: dict, end: float
+    ) -> tuple[int, str, str]:
+        """Run rsync, say every few seconds how far it is, and don't outlive the playbook, nor `end` (time.monotonic)."""
         parent, last = os.getppid(), time.monotonic()
         size = file["size"] or 0
         text = ""
@@ -166,6 +180,9 @@ class ActionModule(ActionBase):
                     while True:
                         if os.getppid() != parent:
                             raise _RsyncFailed("ansible-playbook is gone")
+                        if time.monotonic() >= end:
+                            process.terminate()
+                            break
                         if not selector.select(1.0):
                             continue
                         chunk = os.read(process.stdout.fileno(), 65536)

@@ -49,9 +49,10 @@ options:
     type: path
     default: ""
   owner:
-    description: Numeric user who receives, for O(state=receiving).
+    description:
+      - Numeric user who receives, for O(state=receiving).
+      - Without it a file stays whose it is, since a job of an earlier run may still be writing to it.
     type: int
-    default: 0
   superseded:
     description: Globs of partials that are removed once all files are placed.
     type: list
@@ -158,7 +159,7 @@ def main():
             "state": {"type": "str", "choices": ["verified", "receiving", "placed"], "default": "verified"},
             "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
             "stamp_dir": {"type": "path", "default": ""},
-            "owner": {"type": "int", "default": 0},
+            "owner": {"type": "int"},
             "superseded": {"type": "list", "elements": "str", "default": []},
             "discard": {"type": "bool", "default": False},
         },
@@ -176,7 +177,8 @@ def main():
         else:
             held = [transfers.held_from_json(file) for file in params["files"]]
             if params["state"] == "receiving":
-                held = transfers.receive(held, uid=params["owner"], gid=params["owner"], check=check)
+                owner = None if params["owner"] is None else (params["owner"], params["owner"])
+                held = transfers.receive(held, owner=owner, check=check)
                 result = {
                     "changed": bool(held),
                     "rsync": shutil.which("rsync") or "",

@@ -24,6 +24,10 @@ options:
     type: list
     elements: str
     default: []
+  limit_s:
+    description: Seconds that one file may take. rsync on the host ends then too, if the control node is still there or not.
+    type: int
+    default: 7200
 attributes:
   check_mode:
     support: full

@@ -62,6 +62,24 @@ options:
     type: list
     elements: str
     default: []
+  place:
+    description:
+      - With O(state=followed), files as M(model_files) returned them as RV(model_files#module:missing). As soon as the job
+        is finished it is stopped, so that nobody can write to them any more, and they are verified and get their names as
+        with O(model_files#module:state=placed). A host that is done doesn't wait for the others then.
+      - A file that isn't what was wanted is a failure of the module.
+    type: list
+    elements: dict
+    default: []
+  superseded:
+    description: As of M(model_files).
+    type: list
+    elements: str
+    default: []
+  discard:
+    description: As of M(model_files).
+    type: bool
+    default: false
   follow_timeout:
     description: For how many seconds one call with O(state=followed) waits.
     type: float
@@ -93,6 +111,7 @@ EXAMPLES = r"""
   transfer_job:
     state: followed
     name: drafter-0a1b2c3d
+    place: "{{ __ready.missing }}"
   register: __job
   until: __job.finished or __job.failure != ''
   retries: 720
@@ -156,13 +175,13 @@ msg:
   type: str
   sample: 61 % of 3.46 GB, 212 MB/s, 6 s left
 changed:
-  description: Whether a job was started or stopped.
+  description: Whether a job was started or stopped, or files got their names.
   returned: always
   type: bool
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.dflash_rollout import transfer_job
+from ansible.module_utils.dflash_rollout import transfer_job, transfers
 from ansible.module_utils.dflash_rollout.errors import RolloutError
 
 
@@ -178,6 +197,9 @@ def main():
             "write_paths": {"type": "list", "elements": "path", "default": []},
             "limit_s": {"type": "int"},
             "allow_addresses": {"type": "list", "elements": "str", "default": []},
+            "place": {"type": "list", "elements": "dict", "default": []},
+            "superseded": {"type": "list", "elements": "str", "default": []},
+            "discard": {"type": "bool", "default": False},
             "follow_timeout": {"type": "float", "default": 5},
         },
         required_if=[("state", "started", ("argv", "user", "limit_s"))],
@@ -205,8 +227,16 @@ def main():
             # The program's own words; `failed` and `error` mean something else to Ansible.
             for key in ("state", "error"):
                 del result[key]
+            if result["finished"] and params["place"]:
+                transfer_job.stop(name)
+                _, result["changed"] = transfers.place(
+                    [transfers.held_from_json(file) for file in params["place"]],
+                    superseded=params["superseded"],
+                    discard=params["discard"],
+                )
     except RolloutError as error:
-        module.fail_json(msg=str(error))
+        # A play asks until one of these says that it is over.
+        module.fail_json(msg=str(error), finished=False, failure=str(error))
     module.exit_json(unit=unit, **result)
 
 

@@ -109,8 +109,12 @@ def look(
     return held
 
 
-def receive(held: Iterable[Held], *, uid: int, gid: int, check: bool = False) -> list[Held]:
-    """Make room and a file of `uid`'s for each of `held` that isn't verified to arrive in.
+def receive(
+    held: Iterable[Held], *, owner: tuple[int, int] | None = None, check: bool = False
+) -> list[Held]:
+    """Make room and a file for each of `held` that isn't verified to arrive in.
+
+    `owner` (uid, gid) gets it; without one it stays whose it is, for a job of an earlier run may still be writing to it.
 
     A damaged file stays under its name (what serves may be reading it); a copy of it is mended.
     Raises RolloutError, before anything is written, where the filesystem has too little space.
@@ -124,7 +128,7 @@ def receive(held: Iterable[Held], *, uid: int, gid: int, check: bool = False) ->
             os.makedirs(os.path.dirname(file.incoming), mode=0o755, exist_ok=True)
             if file.ranges is not None and not os.path.lexists(file.incoming):
                 _copy(file.path, file.incoming)
-            _open_to(file.incoming, uid, gid, file.size)
+            _open_to(file.incoming, owner, file.size)
         except OSError as error:
             raise RolloutError(
                 f"{file.incoming} can't be written",
@@ -284,14 +288,15 @@ def _copy(source: str, path: str) -> None:
         os.close(descriptor)
 
 
-def _open_to(path: str, uid: int, gid: int, size: int | None) -> None:
-    """A regular file at `path` that only `uid` can write: root need not be the one who receives."""
+def _open_to(path: str, owner: tuple[int, int] | None, size: int | None) -> None:
+    """A regular file at `path` that only its owner can write: root need not be the one who receives."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise OSError(errno.EEXIST, "not a file of its own")
-        os.fchown(descriptor, uid, gid)
+        if owner is not None:
+            os.fchown(descriptor, *owner)
         os.fchmod(descriptor, 0o600)
         if size is not None and status.st_size > size:
             os.ftruncate(descriptor, size)

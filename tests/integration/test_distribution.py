@@ -263,14 +263,16 @@ def test_a_sharded_target_file_by_file_and_never_over_another_one(fleet, tmp_pat
     assert "has the wrong SHA-256" in " ".join(refused.output.split())
 
 
-def test_a_control_node_that_dies_leaves_nothing_running(fleet):
-    """kill -9 of the whole playbook in the middle of a slow push: no rsync stays on the hosts, and the next run goes on."""
+@pytest.mark.parametrize("transport", ["rsync", "swarm"])
+def test_a_control_node_that_dies_leaves_nothing_running(fleet, transport):
+    """kill -9 of the whole playbook in the middle of a slow transfer: nothing stays on the host, and the next run goes on."""
     bed("rate", fleet.hosts[0].bed, "gpu1", "40mbit")
     try:
         process = subprocess.Popen(
             [
                 *("ansible-playbook", "-i", str(fleet.inventory), PLAY, "--limit", fleet.hosts[0].name),
                 *("-e", f"drafter_source={fleet.drafter}", "-e", "drafter_shipped_config="),
+                *("-e", f"drafter_transport={transport}"),
             ],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
@@ -283,9 +285,16 @@ def test_a_control_node_that_dies_leaves_nothing_running(fleet):
         process.wait()
     finally:
         bed("rate", fleet.hosts[0].bed, "gpu1", "")
-    fleet.hosts[0].wait("! pgrep -x rsync", 90)
-    time.sleep(1)
-    done = fleet.play(PLAY, "-v", drafter_shipped_config="")
+    if transport == "rsync":
+        fleet.hosts[0].wait("! pgrep -x rsync", 90)
+        time.sleep(1)
+    # The swarm's job waits 45 s for somebody to come back: it is there still, and has its file open.
+    only = ("--limit", fleet.hosts[0].name)
+    done = fleet.play(PLAY, "-v", *only, drafter_shipped_config="", drafter_transport=transport)
     assert done.status == 0, done.output
-    assert sent_bytes(done.output, fleet.hosts[0].name) < 0.9 * fleet.drafter.stat().st_size
+    if transport == "rsync":
+        assert sent_bytes(done.output, fleet.hosts[0].name) < 0.9 * fleet.drafter.stat().st_size
+    else:
+        assert "The swarm did not bring everything" not in done.output, done.output
+    brought(fleet, drafter_transport=transport)
     held(fleet)

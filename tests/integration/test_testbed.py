@@ -192,3 +192,26 @@ def test_down_leaves_nothing_and_other_beds_alone(hosts):
     assert not Path(there["hosts"][f"{second}-gpu1"]["upper"]).exists()
     assert status() == bystander
     bed("down", second)  # once more: nothing to do is fine
+
+
+def test_cables_have_their_rates(bootable):
+    """That of `up`, then another for the host, then another for the control node: each slower one is what counts."""
+    name = f"{BED}3"
+    size, burst = 500_000, 16 << 10
+    try:
+        bed("up", name, "--hosts", "1", "--no-sglang", "--no-outside", "--rate", "8mbit")
+        words = "control", name, "ssh", "-F", status(name)["ssh_config"], f"{name}-gpu1"
+        for whose, rate, bits_per_second in (
+            ("", "", 8e6),
+            ("gpu1", "4mbit", 4e6),
+            ("gpu1", "80mbit", 8e6),
+            ("control", "2mbit", 2e6),
+        ):
+            if whose:
+                bed("rate", name, whose, rate)
+            begin = time.monotonic()
+            assert len(bed(*words, f"head -c {size} /dev/zero | tr '\\0' x")) == size
+            # Compressed it would be nothing.
+            assert time.monotonic() - begin >= (size - 2 * burst) * 8 / bits_per_second
+    finally:
+        bed("down", name)

@@ -223,6 +223,19 @@ def test_only_the_rest_of_a_partial_file_is_sent_and_a_flipped_byte_costs_a_piec
     assert seen["h1"]["bytes_received"] == SIZE - 19 * PIECE
 
 
+def test_what_arrived_is_in_the_file_before_all_is_there(bed):
+    """Or a host that loses its power has lost it all. Nobody has the rest here."""
+    some = bed.content[: 20 * PIECE]
+    bed.incoming(1).write_bytes(some)
+    for name, config in bed.plan(2)["hosts"].items():
+        bed.fetch(name, config)
+    deadline = time.monotonic() + 30
+    while bed.incoming(2).read_bytes()[: len(some)] != some:
+        assert time.monotonic() < deadline, bed.progress("h2")
+        time.sleep(0.1)
+    assert bed.progress("h2")["state"] == "running"
+
+
 def test_a_complete_file_is_not_sent_again(bed):
     bed.incoming(1).write_bytes(bed.content)
     assert bed.run(1)["h1"]["bytes_received"] == 0

@@ -40,7 +40,7 @@ def write(path: str, content: bytes) -> None:
 
 
 def to_me(held: list[Held], **options) -> list[Held]:
-    return receive(held, uid=os.getuid(), gid=os.getgid(), **options)
+    return receive(held, owner=(os.getuid(), os.getgid()), **options)
 
 
 @pytest.fixture
@@ -136,9 +136,11 @@ def test_room_is_made_as_often_as_it_is_asked_for(wanted):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file to somebody else")
 def test_who_receives_owns_what_arrives_until_it_is_placed(wanted):
-    (ready,) = receive(look([wanted]), uid=4711, gid=4712)
+    (ready,) = receive(look([wanted]), owner=(4711, 4712))
     assert (os.stat(ready.incoming).st_uid, os.stat(ready.incoming).st_gid) == (4711, 4712)
     assert os.stat(os.path.dirname(ready.incoming)).st_uid == 0
+    receive(look([wanted]))
+    assert os.stat(ready.incoming).st_uid == 4711, "taken from a job of an earlier run that writes to it"
     mend(ready)
     place([ready])
     status = os.stat(wanted.path)

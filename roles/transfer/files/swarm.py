@@ -26,6 +26,8 @@ import time
 TICK_S = 0.25
 # A host that was slow to start is asked again after this.
 RECONNECT_S = 2.0
+# So much of what arrived may be lost with this process; libtorrent by itself keeps up to 100 MB in memory.
+FLUSH_S = 2.0
 # Nobody to talk to and no byte for so long: something else must bring the file.
 PATIENCE_S = 45
 MIN_PIECE, MAX_PIECE, PIECES = 256 * 1024, 32 * 1024 * 1024, 2048
@@ -273,7 +275,7 @@ class Swarm:
         self._seed = seed
         self._torrents: list[dict] = []
         self._started = time.monotonic()
-        self._asked = float("-inf")
+        self._asked = self._written = float("-inf")
         self._moved = (self._started, -1)
         listen = [address for address in config["listen"] if _is_mine(address)]
         if config["listen"] and not listen:
@@ -330,6 +332,10 @@ class Swarm:
             self._asked = now
             for torrent in self._torrents:
                 self._connect(torrent)
+        if not self._seed and now - self._written >= FLUSH_S:
+            self._written = now
+            for torrent in self._torrents:
+                torrent["handle"].flush_cache()
         statuses = [self._status(torrent) for torrent in self._torrents]
         progress = sum_up(statuses, self._started, now)
         self._lose_patience(progress, now)
