@@ -109,9 +109,7 @@ def look(
     return held
 
 
-def receive(
-    held: Iterable[Held], *, owner: tuple[int, int] | None = None, check: bool = False
-) -> list[Held]:
+def receive(held: Iterable[Held], *, owner: tuple[int, int] | None = None, check: bool = False) -> list[Held]:
     """Make room and a file for each of `held` that isn't verified to arrive in.
 
     `owner` (uid, gid) gets it; without one it stays whose it is, for a job of an earlier run may still be writing to it.
