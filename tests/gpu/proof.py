@@ -862,7 +862,7 @@ def canonical(session: Session) -> None:
     if found["state"] != "CONFIRMED" or session.left() < 60:
         return
     # With the compile cache of the first start.
-    for name in ("as rendered", "graphs not estimated"):
+    for name in ("graphs not estimated", "as rendered"):
         if session.left() > 60:
             session.note("canonical", **{f"again, {name}": _start_with(session, STARTS[name])})
 
