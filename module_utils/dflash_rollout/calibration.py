@@ -222,7 +222,11 @@ def variables(best: dict, base: dict) -> dict:
 
 
 def measure_load(server: dict, model: str, concurrency: int, tokens: int, deadline: Deadline) -> dict:
-    """The figures of `concurrency` clients that ask one after the other. Raises NoProof for one failed request."""
+    """The figures of `concurrency` clients that ask one after the other, warmed up. Raises NoProof for one failed request.
+
+    Kernels are compiled when a size of batch is seen for the first time: on an H200 the first round of 16 took seven times
+    as long as the second (docs/gpu-results.md, 16). So each load has a round before it that doesn't count.
+    """
     count = max(LEAST, ROUNDS * concurrency)
     asked = list(itertools.islice(itertools.cycle(prompts.SHORT), count))
     taken: list[float] = []
@@ -233,11 +237,14 @@ def measure_load(server: dict, model: str, concurrency: int, tokens: int, deadli
         taken.append(time.monotonic() - begin)
         return generated
 
-    before = read_counters(server, deadline)
-    begin = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(concurrency) as clients:
+        for _ in clients.map(one, asked[: max(2, concurrency)]):
+            pass
+        taken.clear()
+        before = read_counters(server, deadline)
+        begin = time.monotonic()
         own = sum(clients.map(one, asked))
-    seconds = time.monotonic() - begin
+        seconds = time.monotonic() - begin
     settled = time.monotonic() + SETTLE_S
     grown = difference(before, read_counters(server, deadline))
     while grown is not None and grown["generated"] < own and time.monotonic() < settled:
@@ -264,12 +271,10 @@ def measure_load(server: dict, model: str, concurrency: int, tokens: int, deadli
 
 
 def measure(server: dict, concurrencies: list[int], tokens: int, timeout_s: float) -> list[dict]:
-    """The figures of each load, after one round to warm up. Raises RolloutError where the server fails a request."""
+    """The figures of each load, the smallest first. Raises RolloutError where the server fails a request."""
     deadline = Deadline(timeout_s)
     try:
         model = server["model_id"] or model_ids(server, deadline.left())[0]
-        for prompt in prompts.SHORT[:2]:
-            answer(server, model, prompt, tokens, deadline)
         return [
             measure_load(server, model, concurrency, tokens, deadline)
             for concurrency in sorted(concurrencies)

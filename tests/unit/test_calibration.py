@@ -158,6 +158,12 @@ class Engine(http.server.BaseHTTPRequestHandler):
             cls.most = max(cls.most, cls.at_once)
         time.sleep(0.02)
         with cls.lock:
+            several = cls.at_once > 1
+            new = several not in cls.compiled
+            cls.compiled.add(several)
+        if new:
+            time.sleep(1)  # kernels are compiled, for one and for several
+        with cls.lock:
             cls.at_once -= 1
             cls.generated += 10
             cls.drafts += 5
@@ -168,7 +174,7 @@ class Engine(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def engine():
-    handler = type("Fresh", (Engine,), {"lock": threading.Lock()})
+    handler = type("Fresh", (Engine,), {"lock": threading.Lock(), "compiled": set()})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.server_address[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from dflash_rollout.errors import RolloutError
@@ -45,6 +46,12 @@ def test_an_answer_of_vllm():
     assert found["bare"].value == 4
     assert found["vllm:e2e_request_latency_seconds_bucket"].labels["model_name"] == 'a,b}{="c\\d\ne'
     assert math.isnan(found["vllm:e2e_request_latency_seconds_bucket"].value)
+
+
+def test_the_answer_of_a_server_on_a_gpu():
+    text = (Path(__file__).parents[1] / "fixtures/metrics-vllm-0.20.1.txt").read_text()
+    assert len(ours(text)) > 400
+    assert ours(text) == by_oracle(text)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=12)
