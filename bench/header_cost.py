@@ -18,9 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from common import ROOT, save, table
 from page_cache import PAGE, drop, resident
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "tests")]
 
 RUNS = 7
@@ -76,7 +76,7 @@ def measure(path: str, body: str, bytecode: str) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Print the table for the file named, or for a generated one."""
+    """Measure the file named, or a generated one."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         if len(sys.argv) > 1:
             path = sys.argv[1]
@@ -84,18 +84,21 @@ def main() -> None:
             from drafters import drafter_shapes, write_sparse
 
             path = str(write_sparse(Path(folder) / "model.safetensors", drafter_shapes()).resolve())
-        print(
-            f"{os.path.getsize(path):,} bytes, {RUNS} runs each, page cache of the file dropped before each"
-        )
-        print(f"{'':<34}{'first, ms':>10}{'again, ms':>10}{'pages':>8}{'KiB of file':>12}")
+        rows = []
         for name, body in (
             ("header", HEADER),
             ("header and config", CONFIG),
             ("the safetensors library (numpy)", LIBRARY),
         ):
-            cold, warm, pages = measure(path, body, os.path.join(folder, "bytecode"))
-            kib = pages * PAGE // 1024
-            print(f"{name:<34}{cold * 1000:>10.1f}{warm * 1000:>10.2f}{pages:>8}{kib:>12}")
+            first, again, pages = measure(path, body, os.path.join(folder, "bytecode"))
+            rows.append([name, first * 1000, again * 1000, pages, pages * PAGE // 1024])
+        head = ["", "first, ms", "again, ms", "pages", "KiB of file"]
+        save(
+            "header_cost",
+            f"{os.path.getsize(path):,} bytes, {RUNS} runs each, page cache dropped before each.\n\n{table(head, rows)}",
+            size=os.path.getsize(path),
+            rows=[dict(zip(["name", *head[1:]], row, strict=True)) for row in rows],
+        )
 
 
 if __name__ == "__main__":
