@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Write docs/bench-results.md from the tables that the benchmarks left in bench/results/."""
+"""Write docs/bench-results.md, or the file that is named, from the tables that the benchmarks left in bench/results/."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 from common import RESULTS, ROOT
 
@@ -17,7 +20,8 @@ def main() -> None:
     sections = [f"## {path.stem}\n\n{path.read_text()}" for path in sorted(RESULTS.glob("*.md"))]
     if not sections:
         raise SystemExit("no results yet: make bench")
-    (ROOT / "docs/bench-results.md").write_text("\n".join([HEAD, *sections]))
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/bench-results.md"
+    page.write_text("\n".join([HEAD, *sections]))
 
 
 if __name__ == "__main__":

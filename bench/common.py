@@ -19,7 +19,7 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
-RESULTS = BENCH / "results"
+RESULTS = Path(os.environ.get("BENCH_RESULTS", BENCH / "results"))
 sys.path.insert(0, str(ROOT / "tests" / "testbed"))
 
 from bedlib import hosts as bedhosts  # noqa: E402 - after the path that leads to it
@@ -269,11 +269,11 @@ def _cell(value: object) -> str:
 
 def save(name: str, text: str, **data: object) -> None:
     """Print a benchmark's tables, and keep them and its numbers with the date and the machine they are from."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     kept = {"date": now(), "machine": this_machine(), **data}
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n")
     (RESULTS / f"{name}.md").write_text(f"{kept['date']}, {kept['machine']}.\n\n{text}\n")
-    print(f"\n{text}\n\nwritten: {RESULTS.relative_to(ROOT)}/{name}.json and .md")
+    print(f"\n{text}\n\nwritten: {RESULTS}/{name}.json and .md")
 
 
 def now() -> str:

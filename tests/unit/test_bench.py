@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
+import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import second_run
-from common import Bed, Play, machine, network, table
+from common import ROOT, Bed, Play, machine, network, table
 from transfers import transfer_start
 
 HOSTS = ["a", "b", "c"]
@@ -143,3 +146,13 @@ def test_a_rate_is_what_tc_understands(rate, bits):
 def test_another_rate_is_refused(rate):
     with pytest.raises(machine.BedError, match="expected for example 200mbit"):
         network.bits_per_second(rate)
+
+
+def test_one_runs_by_make_and_its_table_comes_onto_the_page(tmp_path):
+    env = {**os.environ, "BENCH_RESULTS": str(tmp_path / "results")}
+    make = ["make", "bench", "BENCH=header_cost"]
+    done = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = tmp_path / "page.md"
+    subprocess.run([sys.executable, ROOT / "bench/collect.py", page], env=env, check=True)
+    assert re.search(r"^\| header +\| +[\d.]+ \| +[\d.]+ \| +\d+ \| +\d+ \|$", page.read_text(), re.M)
