@@ -65,7 +65,7 @@ options:
   place:
     description:
       - With O(state=followed), files as M(model_files) returned them as RV(model_files#module:missing). As soon as the job
-        is finished it is stopped, so that nobody can write to them any more, and they are verified and get their names as
+        is finished it is ended, so that nobody can write to them any more, and they are verified and get their names as
         with O(model_files#module:state=placed). A host that is done doesn't wait for the others then.
       - A file that isn't what was wanted is a failure of the module.
     type: list
@@ -228,12 +228,11 @@ def main():
             for key in ("state", "error"):
                 del result[key]
             if result["finished"] and params["place"]:
-                transfer_job.stop(name)
-                _, result["changed"] = transfers.place(
-                    [transfers.held_from_json(file) for file in params["place"]],
-                    superseded=params["superseded"],
-                    discard=params["discard"],
-                )
+                files = [transfers.held_from_json(file) for file in params["place"]]
+                with transfer_job.ended(name):
+                    _, result["changed"] = transfers.place(
+                        files, superseded=params["superseded"], discard=params["discard"]
+                    )
     except RolloutError as error:
         # A play asks until one of these says that it is over.
         module.fail_json(msg=str(error), finished=False, failure=str(error))

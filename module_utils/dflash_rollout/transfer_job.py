@@ -236,6 +236,17 @@ def stop(name: str, *, check: bool = False) -> bool:
     return there
 
 
+@contextlib.contextmanager
+def ended(name: str) -> Iterator[None]:
+    """The job has ended and nobody else is at it, so that what it brought can be verified. `follow` still knows it.
+
+    Raises RolloutError when it won't end.
+    """
+    with _lock(name, check=False):
+        _end(name)
+        yield
+
+
 def percent(progress: dict) -> int:
     """How much is there, rounded down: 100 means all of it."""
     return progress["bytes_done"] * 100 // progress["bytes_total"] if progress["bytes_total"] else 0
@@ -348,8 +359,7 @@ def _lock(name: str, check: bool) -> Iterator[None]:
         yield
 
 
-def _remove(name: str) -> None:
-    """End the unit, wait for that, and remove what it left. Raises RolloutError when it won't end."""
+def _end(name: str) -> None:
     unit = unit_name(name)
     if units.show(unit).running:
         units.stop(unit)
@@ -358,6 +368,11 @@ def _remove(name: str) -> None:
             if time.monotonic() > deadline:
                 raise RolloutError(f"{unit} does not end", remedy=f"look at it: systemctl status {unit}")
             time.sleep(0.1)
+
+
+def _remove(name: str) -> None:
+    """End the unit, wait for that, and remove what it left. Raises RolloutError when it won't end."""
+    _end(name)
     shutil.rmtree(f"{RUN_DIR}/{name}", ignore_errors=True)
     for path in (f"{RUN_DIR}/{name}.config", _record_path(name)):
         with contextlib.suppress(FileNotFoundError):

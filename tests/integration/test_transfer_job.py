@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from .conftest import WORKER, _boot, bed
@@ -106,6 +108,30 @@ def test_one_that_serves_others_is_finished_and_runs_until_it_is_stopped(host, j
     assert host.show(UNIT, "ActiveState") == "inactive"
     assert not host.module("transfer_job", state="stopped", name=NAME)["changed"]
     assert "No transfer test is known" in follow(host)["failure"]
+
+
+def test_what_it_brought_gets_its_name_once_nothing_can_write_to_it(host, job):
+    final = PATH.removesuffix(".incoming")
+    digest = hashlib.sha256(b"0123456789" * 10).hexdigest()
+    file = {"path": final, "incoming": PATH, "sha256": digest, "size": 100, "state": "missing"}
+
+    def placed(file: dict) -> dict:
+        words = {"state": "followed", "name": NAME, "follow_timeout": 20, "place": [file]}
+        return host.module("transfer_job", **words)
+
+    job(serve_s=60)
+    refused = placed({**file, "sha256": "0" * 64})
+    assert (refused["failed"], refused["finished"]) == (True, False)
+    assert "has the wrong SHA-256" in refused["failure"]
+    assert host.show(UNIT, "ActiveState") == "inactive"
+    assert host.run(f"ls {final} {PATH} 2>/dev/null; true") == PATH
+
+    seen = placed(file)
+    assert (seen["failed"], seen["finished"], seen["changed"]) == (False, True, True)
+    assert host.run(f"stat -c '%U %a' {final}; ls {PATH} 2>/dev/null; true") == "root 644"
+    # As after a lost connection.
+    seen = placed(file)
+    assert (seen["failed"], seen["finished"], seen["changed"]) == (False, True, False)
 
 
 def test_how_it_ended_is_known_after_the_unit_is_gone(host, job):
