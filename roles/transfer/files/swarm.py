@@ -321,7 +321,7 @@ class Swarm:
         else:
             params.piece_priorities = share(params.ti.num_pieces(), file["rank"], len(file["peers"]) + 1)
         handle = self._session.add_torrent(params)
-        self._torrents.append({"handle": handle, "file": file, "flushed": self._seed, "flushing": False})
+        self._torrents.append({"handle": handle, "file": file, "flushed": self._seed, "flushing": self._seed})
 
     def step(self) -> dict:
         """Look, connect to who isn't connected, and return the progress. Raises SwarmError when nothing will come."""
@@ -332,10 +332,11 @@ class Swarm:
             self._asked = now
             for torrent in self._torrents:
                 self._connect(torrent)
-        if not self._seed and now - self._written >= FLUSH_S:
+        if now - self._written >= FLUSH_S:
             self._written = now
             for torrent in self._torrents:
-                torrent["handle"].flush_cache()
+                if not torrent["flushing"]:
+                    torrent["handle"].flush_cache()
         statuses = [self._status(torrent) for torrent in self._torrents]
         progress = sum_up(statuses, self._started, now)
         self._lose_patience(progress, now)
@@ -369,7 +370,8 @@ class Swarm:
         status = torrent["handle"].status()
         whole = status.is_seeding and "checking" not in str(status.state)
         if whole and not torrent["flushing"]:
-            # Complete is what the kernel has, not what waits in this process to be written.
+            # Complete is what the kernel has, not what waits in this process to be written. An alert may be of an earlier
+            # flush, or of libtorrent's own: who reads the file ends this process before, and `close` writes the rest.
             torrent["flushing"] = True
             torrent["handle"].flush_cache()
         return {
