@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import selectors
@@ -115,11 +116,12 @@ class ActionModule(ActionBase):
 
     def _send(self, file: dict, local: bool, aes: bool, limit_s: int) -> int:
         """Bytes that went out for one file. Goes on where a broken connection stopped it."""
-        # The host ends what runs there by itself: a control node that fell off the network can't, and TCP may notice in hours.
-        command, environment = self._rsync(file, local, aes, f"timeout --kill-after=5 {limit_s} rsync")
         end = time.monotonic() + limit_s
         sent = 0
         for attempt in range(1, ATTEMPTS + 1):
+            # The host ends what runs there by itself: a control node that fell off the network can't, and TCP may take hours.
+            left = max(1, math.ceil(end - time.monotonic()))
+            command, environment = self._rsync(file, local, aes, f"timeout --kill-after=5 {left} rsync")
             code, output, errors = self._follow(command, environment, file, end)
             found = re.search(r"Total bytes sent: ([\d,.]+)", output)
             sent += int(re.sub(r"\D", "", found[1])) if found else 0
@@ -128,7 +130,7 @@ class ActionModule(ActionBase):
             reason = " / ".join(errors.strip().splitlines()[-3:]) or f"exit status {code}"
             if time.monotonic() >= end:
                 raise _RsyncFailed(
-                    f"{file['source']} was not sent within {limit_s} s (transfer_limit). "
+                    f"{file['source']} was not sent within {limit_s} s (transfer_limit). Found: {reason}. "
                     "What to do: run again, it goes on with what arrived; raise the limit where the link is that slow."
                 )
             if code not in BROKEN or attempt == ATTEMPTS:

@@ -161,7 +161,7 @@ def orphans(bed: Bed, transport: str, drafter: Drafter, args: argparse.Namespace
         how = "cut off and killed" if cut else "killed"
         cases.append(
             {
-                "case": f"control node {how} in mid-transfer",
+                "case": f"control node {how} in mid-transfer, transfer_limit {args.patience // 2} s",
                 "found": (
                     f"after {seconds:.0f} s left: {'; '.join(sorted(left))}"
                     if left
@@ -246,7 +246,7 @@ def main() -> None:
     args = parser.parse_args()
     found = []
     swarm = "swarm" in args.transports.split(",")
-    sizes = {}
+    sizes = []
     for cases, hosts, rate, size in (
         (("resume", "flip"), 1, args.fast, args.big),
         (("orphans", "uneven"), 4, args.rate, args.size),
@@ -255,7 +255,7 @@ def main() -> None:
         if not mine:
             continue
         drafter = make_drafter("--size", str(size))
-        sizes[rate] = drafter.size
+        sizes.append((rate, drafter.size))
         with transfer_bed(f"{args.bed}{hosts}", hosts, rate=rate, swarm=swarm, keep=args.keep) as bed:
             for name, transport in itertools.product(mine, args.transports.split(",")):
                 result = CASES[name](bed, transport, drafter, args)
@@ -271,7 +271,7 @@ def main() -> None:
     head = ["transport", "what", "found", "limit", "within"]
     save(
         "transfer_faults",
-        "; ".join(f"{size:,} bytes over cables of {rate}" for rate, size in sizes.items())
+        "; ".join(f"{size:,} bytes over cables of {rate}" for rate, size in sizes)
         + f".\n\n{table(head, rows)}",
         sizes=sizes,
         cases=found,

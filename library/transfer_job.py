@@ -65,7 +65,7 @@ options:
   place:
     description:
       - With O(state=followed), files as M(model_files) returned them as RV(model_files#module:missing). As soon as the job
-        is finished it is ended, so that nobody can write to them any more, and they are verified and get their names as
+        is finished it is ended, so that it can't write to them any more, and they are verified and get their names as
         with O(model_files#module:state=placed). A host that is done doesn't wait for the others then.
       - A file that isn't what was wanted is a failure of the module.
     type: list
@@ -130,7 +130,7 @@ unit:
   type: str
   sample: vllm-dflash-transfer-drafter-0a1b2c3d.service
 finished:
-  description: Whether the file is complete, even if the job goes on and serves others.
+  description: Whether the file is complete, and with O(place) has its name; else the job may go on and serve others.
   returned: followed
   type: bool
 failure:
@@ -233,9 +233,10 @@ def main():
                     _, result["changed"] = transfers.place(
                         files, superseded=params["superseded"], discard=params["discard"]
                     )
-    except RolloutError as error:
-        # A play asks until one of these says that it is over.
-        module.fail_json(msg=str(error), finished=False, failure=str(error))
+    except (RolloutError, OSError) as error:
+        # Who follows asks until one of these says that it is over.
+        over = {"finished": False, "failure": str(error)} if params["state"] == "followed" else {}
+        module.fail_json(msg=str(error), **over)
     module.exit_json(unit=unit, **result)
 
 

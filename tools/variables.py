@@ -12,7 +12,17 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-ROLES = ("rollout", "gpu_host", "vllm", "drafter", "vllm_service", "sglang", "switchover", "calibrate")
+ROLES = (
+    "rollout",
+    "gpu_host",
+    "vllm",
+    "drafter",
+    "transfer",
+    "vllm_service",
+    "sglang",
+    "switchover",
+    "calibrate",
+)
 HEAD = """# Variables
 
 Generated from the roles' `meta/argument_specs.yml` by `make docs`. Set them in `inventory/group_vars/`.

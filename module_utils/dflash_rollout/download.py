@@ -127,7 +127,8 @@ def download(config: dict, report: Callable[..., None], sleep: Callable[[float],
     path, size = config["path"], config["size"]
     received = 0
     with open(path, "r+b", buffering=0) as stream:
-        there = os.fstat(stream.fileno()).st_size
+        # A swarm's partial has its full length at once, and holes in it; without one this is the end of the file.
+        there = os.lseek(stream.fileno(), 0, os.SEEK_HOLE) if os.fstat(stream.fileno()).st_size else 0
         todo = (
             [tuple(pair) for pair in config["ranges"]]
             if config.get("ranges") is not None

@@ -62,7 +62,7 @@ class Held:
 
 
 def held_from_json(value: dict) -> Held:
-    """A Held from what `as_json` made of one. Raises RolloutError for ranges that are none."""
+    """A Held from what `as_json` made of one. Raises RolloutError for what isn't from it."""
     ranges = value.get("ranges")
     try:
         pairs = None if ranges is None else tuple((int(first), int(end)) for first, end in ranges)
@@ -70,9 +70,11 @@ def held_from_json(value: dict) -> Held:
         raise RolloutError(
             "ranges are no byte ranges", found=repr(ranges), expected="[[first, end], ...]"
         ) from error
-    return Held(
-        **{**value, "ranges": pairs, "incoming": value.get("incoming") or f"{value['path']}.incoming"}
-    )
+    try:
+        incoming = value.get("incoming") or f"{value['path']}.incoming"
+        return Held(**{**value, "ranges": pairs, "incoming": incoming})
+    except (KeyError, TypeError) as error:
+        raise RolloutError("This is not what model_files says of a file", found=str(error)) from error
 
 
 def has_aes() -> bool:

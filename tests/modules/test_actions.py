@@ -252,6 +252,26 @@ def test_push_files_that_can_not_be_sent(play, tmp_path):
     assert "too little space" in too_big["msg"]
 
 
+def test_push_files_ends_at_its_limit(play, tmp_path, monkeypatch):
+    """With a stand-in for rsync that would go on for a minute."""
+    (tmp_path / "bin").mkdir()
+    rsync = tmp_path / "bin/rsync"
+    rsync.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 60\n")
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    (tmp_path / "source").write_bytes(b"abc")
+    file = {
+        "path": str(tmp_path / "host/x"),
+        "sha256": "0" * 64,
+        "size": 3,
+        "source": str(tmp_path / "source"),
+    }
+    (late,) = play({"push_files": {"files": [file], "limit_s": 2}})
+    assert late["failed"]
+    assert f"{tmp_path}/source was not sent within 2 s (transfer_limit)" in late["msg"]
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
 # -- control_file
 
 

@@ -71,7 +71,7 @@ ACCOUNTED = {
         f"{INTEGRATION}/test_faults.py::test_the_subset_of_the_fault_cells", ("tests/faults/run.py",)
     ),
     "make bench": LONG,
-    "make bench BENCH=distribution": By("tests/unit/test_bench.py", ('"BENCH=header_cost"',)),
+    "make bench BENCH=distribution": LONG,
     "make docs": By("Makefile", ("tools/variables.py --check",)),
     "make release VERSION=0.2.0": By(
         "tests/unit/test_release_tool.py::test_a_version_is_cut_and_the_next_one_goes_above_it",

@@ -74,6 +74,17 @@ def test_it_goes_on_with_what_arrived(fetch, server):
     assert one.reports[-1] == (3_000_001, 1_000_001)
 
 
+def test_a_partial_with_holes_is_not_taken_for_whole(fetch, server):
+    """As a swarm leaves it: of its full length, with pieces here and there."""
+    one = fetch()
+    with one.path.open("r+b") as stream:
+        stream.write(CONTENT[: 1 << 20])
+        stream.seek(2_900_000)
+        stream.write(CONTENT[2_900_000:])
+    assert one.run() == CONTENT
+    assert server.parts == ["1048576-3000000"]
+
+
 @pytest.mark.parametrize("ranges", [None, []])
 def test_nothing_is_asked_for_what_is_there(fetch, server, ranges):
     one = fetch(CONTENT, ranges=ranges)

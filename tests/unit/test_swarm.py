@@ -224,7 +224,7 @@ def test_only_the_rest_of_a_partial_file_is_sent_and_a_flipped_byte_costs_a_piec
 
 
 def test_what_arrived_is_in_the_file_before_all_is_there(bed):
-    """Or a host that loses its power has lost it all. Nobody has the rest here."""
+    """Or a process that is killed has lost it all. Nobody has the rest here."""
     some = bed.content[: 20 * PIECE]
     bed.incoming(1).write_bytes(some)
     for name, config in bed.plan(2)["hosts"].items():
