@@ -9,7 +9,7 @@ module: load_figures
 short_description: How fast a server answers several clients at once
 description:
   - Asks the server fixed prompts, greedily, from as many clients at once as it is told, each load after a round of
-    its own that doesn't count: kernels are compiled for a size of batch when it is seen for the first time.
+    its own that doesn't count, since kernels are compiled for a size of batch when it is seen for the first time.
   - Fails where a request fails, and where other clients were generating meanwhile.
 options:
   server:
