@@ -89,6 +89,12 @@ def sent_bytes(output: str, host: str) -> int:
     return int(found[1])
 
 
+def seeders(playbook: int) -> list[Path]:
+    """What an ansible-playbook's seeder keeps on the control node while it lives."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return list(cache.glob(f"vllm-dflash-rollout/seeders/seeder-{playbook}-*.pid"))
+
+
 def test_rsync(fleet):
     planned = fleet.play(PLAY, "--check", drafter_shipped_config="")
     assert planned.status == 0, planned.output
@@ -283,8 +289,14 @@ def test_after_a_control_node_died_the_next_run_goes_on(fleet, transport):
         fleet.hosts[0].wait(f"test $(stat -c %b {incoming} 2>/dev/null || echo 0) -gt 20000", 90)
         if transport == "rsync":
             fleet.hosts[0].run("pgrep -x timeout")  # what ends it where nobody is left to
+        assert transport == "rsync" or seeders(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        # The seeder takes a moment to see it, and without the limit that is enough for the whole file.
+        deadline = time.monotonic() + 30
+        while seeders(process.pid):
+            assert time.monotonic() < deadline, "The seeder outlived its ansible-playbook"
+            time.sleep(0.2)
     finally:
         bed("rate", fleet.hosts[0].bed, "gpu1", "")
     if transport == "rsync":
