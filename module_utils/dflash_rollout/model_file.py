@@ -7,11 +7,14 @@ snapshot, a network filesystem) is what `verify="full"` is for.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
+import signal
 import stat
 import time
 import zlib
@@ -25,6 +28,9 @@ PIECE_BYTES = 4 << 20
 
 # The kernel takes file times from a clock that ticks every 1 to 10 ms: two writes in a tick look like one.
 CLOCK_TICK_NS = 50_000_000
+
+#: An rsync that lost its connection ends after 60 s (push_files, IO_TIMEOUT_S), and has its file open until then.
+WRITERS_LIMIT_S = 90
 
 
 @dataclass(frozen=True)
@@ -309,7 +315,7 @@ def install(
 
     Until the rename nothing under `path` changes; a file that was there is replaced by it in one step.
     Raises RolloutError when `incoming` is missing or a link, has another digest than `sha256`, changes while
-    it is read, or lies on another filesystem than `path`.
+    it is read, lies on another filesystem than `path`, or is still open for writing after WRITERS_LIMIT_S.
     """
     expected = _expected(sha256)
     if os.path.islink(incoming):
@@ -320,6 +326,7 @@ def install(
     try:
         if not check:
             _own(incoming, descriptor)
+            _await_writers(incoming, descriptor)
         read = _hash(incoming, descriptor)
         digest, status = read.digest, read.status
         _compare(incoming, digest, status.st_size, expected)
@@ -406,6 +413,51 @@ def _own(path: str, descriptor: int) -> None:
             found=error.strerror or str(error),
             remedy="run as root, or as the owner of the file",
         ) from error
+
+
+def _await_writers(path: str, descriptor: int) -> None:
+    """Wait until nobody has the file open for writing: who has could go on writing after it got its name.
+
+    The kernel grants a read lease only then (fcntl(2), F_SETLEASE). Once the file is ours, nobody else can open it anew.
+    """
+    deadline = time.monotonic() + WRITERS_LIMIT_S
+    # A lease is broken by a signal, whose default, SIGIO, would end this process. This one is ignored.
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+    while True:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return  # A filesystem without leases (NFS): that nothing changed while it was read has to do.
+        else:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            return
+        if time.monotonic() > deadline:
+            raise RolloutError(
+                f"{path} is still open for writing",
+                found=", ".join(_writers(descriptor))
+                or "a process that has it mapped, or that we may not see",
+                expected="a transfer that has ended",
+                remedy="end it, then run again; what arrived is kept",
+            )
+        time.sleep(0.2)
+
+
+def _writers(descriptor: int) -> list[str]:
+    """Who has the file open for writing, for a message: name and pid."""
+    wanted = os.fstat(descriptor)
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        # A process may end, or be another user's when we aren't root, while we look.
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+                # An open file's link in /proc has the mode in which it is open.
+                writes = os.lstat(f"/proc/{pid}/fd/{name}").st_mode & stat.S_IWUSR
+                if writes and (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+                        found.add(f"{stream.read().strip()} (pid {pid})")
+    return sorted(found)
 
 
 def _rename(incoming: str, path: str, descriptor: int) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import mmap
 import os
 import stat
+import subprocess
+import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -299,6 +304,80 @@ def test_install_takes_the_file_from_who_transferred_it(incoming, tmp_path):
     path = tmp_path / "model.safetensors"
     install(str(incoming), str(path))
     assert (path.stat().st_uid, path.stat().st_gid) == (0, os.getegid())
+
+
+HOLDER = """
+import mmap, sys
+stream = open(sys.argv[1], "r+b")
+if sys.argv[2] == "map":
+    held = mmap.mmap(stream.fileno(), 0)
+    stream.close()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(incoming):
+    """Another process that has the file open for writing, or mapped and closed, until its standard input ends."""
+    started = []
+
+    def hold(how: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(incoming), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        started.append(process)
+        process.stdout.readline()
+        return process
+
+    yield hold
+    for process in started:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("how", ["open", "map"])
+def test_install_refuses_what_somebody_has_open_for_writing(incoming, held, tmp_path, monkeypatch, how):
+    """An rsync of a run that lost its connection: it could go on writing to the file that serves."""
+    monkeypatch.setattr(model_file, "WRITERS_LIMIT_S", 0.3)
+    process = held(how)
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(RolloutError, match="is still open for writing") as refused:
+        install(str(incoming), str(path), sha256=DIGEST)
+    if how == "open":
+        assert refused.value.found.endswith(f"(pid {process.pid})")
+    assert incoming.read_bytes() == CONTENT
+    assert not path.exists()
+    process.stdin.close()
+    process.wait(10)
+    assert install(str(incoming), str(path), sha256=DIGEST).changed
+
+
+def test_install_waits_for_a_writer_that_ends(incoming, held, tmp_path):
+    process = held("open")
+    ending = threading.Timer(0.5, process.stdin.close)
+    ending.start()
+    assert install(str(incoming), str(tmp_path / "model.safetensors"), sha256=DIGEST).changed
+    assert process.wait(5) == 0
+    assert not ending.is_alive()
+
+
+def test_a_reader_is_no_writer(incoming, tmp_path):
+    with open(incoming, "rb"):
+        assert install(str(incoming), str(tmp_path / "model.safetensors"), sha256=DIGEST).changed
+
+
+def test_install_on_a_filesystem_without_leases(incoming, tmp_path, monkeypatch):
+    real = fcntl.fcntl
+
+    def without(descriptor, command, *arguments):
+        if command == fcntl.F_SETLEASE:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(descriptor, command, *arguments)
+
+    monkeypatch.setattr(fcntl, "fcntl", without)
+    assert install(str(incoming), str(tmp_path / "model.safetensors"), sha256=DIGEST).changed
 
 
 def test_install_replaces_a_damaged_file(incoming, tmp_path):
