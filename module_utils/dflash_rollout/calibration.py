@@ -112,7 +112,7 @@ def _geometric(values: list[float]) -> float:
 
 
 def _mean(result: dict) -> float:
-    return _geometric(list(rates(result).values())) if "loads" in result else 0.0
+    return _geometric(list(rates(result).values()))
 
 
 def _fastest(results: list[dict]) -> dict:
