@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -301,6 +302,7 @@ def test_a_roll_out_that_ended_well_has_the_page_of_its_report(tmp_path):
     assert "How this roll-out ended" not in page.read_text()
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
 @pytest.mark.parametrize("lost", [("h1",), ("h1", "h2")], ids=["one", "all"])
 def test_of_a_host_that_is_not_reached_the_page_says_so(tmp_path, lost):
     done, pages = roll_out(tmp_path, [], lost=lost)

@@ -132,6 +132,8 @@ def test_memory_can_be_held_by_no_visible_process(root):
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
+    if shutil.which("cc") is None:
+        pytest.skip("needs cc, a C compiler")
     folder = tmp_path_factory.mktemp("driver")
     for name in ("libcuda", "libnvidia-ml"):
         source, library = TESTBED / f"simulated/{name}.c", folder / f"{name}.so.1"
