@@ -21,8 +21,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm
 RUN = Path("/run/vllm-dflash-testbed")
 CGROUP = "vllm-dflash-testbed"
 
-# Debian package -> a program that it brings. Installed only when the program is missing.
-NEEDED_PROGRAMS = {
+# Debian package -> a program or, by its path, a file that it brings. Installed only when that is missing.
+NEEDED = {
     "debootstrap": "debootstrap",
     "systemd-container": "systemd-nspawn",
     "rsync": "rsync",
@@ -30,6 +30,8 @@ NEEDED_PROGRAMS = {
     "iproute2": "ip",
     "nftables": "nft",
     "gcc": "gcc",
+    # A machine without recommended packages has a compiler and no headers.
+    "libc6-dev": "/usr/include/dirent.h",
 }
 
 
@@ -101,9 +103,18 @@ def digest(*parts: str | bytes) -> str:
     return total.hexdigest()[:16]
 
 
+def missing_packages() -> list[str]:
+    """Those of NEEDED that this machine lacks."""
+    return [
+        package
+        for package, brought in NEEDED.items()
+        if not (os.path.exists(brought) if brought.startswith("/") else program(brought))
+    ]
+
+
 def install_packages() -> None:
-    """Install whatever of NEEDED_PROGRAMS is missing, with apt-get."""
-    missing = [package for package, name in NEEDED_PROGRAMS.items() if program(name) is None]
+    """Install whatever of NEEDED is missing, with apt-get."""
+    missing = missing_packages()
     if not missing:
         return
     if program("apt-get") is None:
@@ -233,7 +244,7 @@ def why_not_bootable() -> str | None:
         return "booted hosts need Linux"
     if os.geteuid() != 0:
         return "booted hosts need root"
-    missing = [package for package, name in NEEDED_PROGRAMS.items() if program(name) is None]
+    missing = missing_packages()
     if missing and program("apt-get") is None:
         return f"missing {', '.join(missing)} and no apt-get to install them"
     if not hierarchies():
